@@ -28,10 +28,10 @@ from benchmarks.latency import POSTGRES
 from benchmarks.programs import Program
 from benchmarks.progress import say
 from cdc.errors import ConfigError
-from jobs.reading_as_of import read_as_of_arrow
-from sinks.delta import lake as delta_lake
-from sinks.delta import layout as delta_layout
-from sinks.delta.rows import EXACT_TYPE
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.sinks.delta import lake as delta_lake
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.rows import EXACT_TYPE
 
 if TYPE_CHECKING:
     import psycopg

@@ -23,7 +23,7 @@ from benchmarks.follow_delta import DeltaStore
 from benchmarks.follow_run import FollowRun
 from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
-from jobs.reading_as_of import read_as_of_arrow
+from lockstep.jobs.reading_as_of import read_as_of_arrow
 
 if TYPE_CHECKING:
     from pathlib import Path

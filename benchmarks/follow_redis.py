@@ -20,8 +20,8 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN, Workload, sink_alone
 from cdc.playground.servers.stack import LocalStack
-from sinks.contract import Change, Column, Version
-from sinks.redis.sink import RedisSink, Settings
+from lockstep.sinks.contract import Change, Column, Version
+from lockstep.sinks.redis.sink import RedisSink, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,10 +25,10 @@ from cdc.playground.servers.artifacts import ArtifactCache, default_cache
 from cdc.playground.servers.opensearch import OpenSearch as OpenSearchServer
 from cdc.playground.servers.progress import Terminal
 from cdc.playground.servers.stack import LocalStack
-from sinks.contract import Change, Column, Version
-from sinks.opensearch.mapping import properties
-from sinks.opensearch.sink import OpenSearchSink
-from sinks.opensearch.tables import OpenSearchOptions
+from lockstep.sinks.contract import Change, Column, Version
+from lockstep.sinks.opensearch.mapping import properties
+from lockstep.sinks.opensearch.sink import OpenSearchSink
+from lockstep.sinks.opensearch.tables import OpenSearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from benchmarks.follow_run import P50_LIMIT_MS, P99_LIMIT_MS, RATE, FollowRun, S
 from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
 from cdc.events import LSN
-from sinks.contract import Applied, Changes
+from lockstep.sinks.contract import Applied, Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.options import Options
-    from sinks.contract import Change, Sink, Version
+    from lockstep.sinks.contract import Change, Sink, Version
 
 # The name of the replication slot and the prefix of everything else in the run.
 RUN: Final = "followed"

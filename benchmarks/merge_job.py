@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
 from cdc.playground.servers import spark as files
 from cdc.playground.servers.progress import Progress
-from jobs.spark.session import session
+from lockstep.jobs.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

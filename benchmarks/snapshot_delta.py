@@ -34,11 +34,17 @@ from cdc.playground.servers.progress import Terminal
 from cdc.snapshot.initial import session as initial
 from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows
-from jobs.copying.data_source import NAME as SOURCE
-from jobs.copying.data_source import CopiedTable, SnapshotSource, as_option, spark_schema, table_of
-from jobs.copying.driving import InSession
-from jobs.snapshot import Driver
-from jobs.spark.session import session
+from lockstep.jobs.copying.data_source import NAME as SOURCE
+from lockstep.jobs.copying.data_source import (
+    CopiedTable,
+    SnapshotSource,
+    as_option,
+    spark_schema,
+    table_of,
+)
+from lockstep.jobs.copying.driving import InSession
+from lockstep.jobs.snapshot import Driver
+from lockstep.jobs.spark.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,9 +21,9 @@ from cdc.cli.options import with_config
 from cdc.config.followers import chosen_names
 from cdc.errors import Exit
 from cdc.events import LSN
-from jobs.apply import app
-from jobs.apply.reporting import Lines, ProgressPrinter
-from jobs.apply.running import Run
+from lockstep.jobs.apply import app
+from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
+from lockstep.jobs.apply.running import Run
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -158,9 +158,9 @@ def _run(
     until: LSN | None,
     folder: Path | None,
 ) -> Run:
-    from jobs.apply import stores  # noqa: PLC0415 - with the session
-    from jobs.apply.following import Following  # noqa: PLC0415 - as above
-    from jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.apply import stores  # noqa: PLC0415 - with the session
+    from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
+    from lockstep.jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log import names
-from sinks.delta import frontiers as delta_frontiers
-from sinks.delta import lake as delta_lake
+from lockstep.sinks.delta import frontiers as delta_frontiers
+from lockstep.sinks.delta import lake as delta_lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from sinks.contract import Applied
+    from lockstep.sinks.contract import Applied
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
     """
     from cdc.playground.servers import spark as files  # noqa: PLC0415 - of the extra `spark`
     from cdc.playground.servers.progress import Terminal  # noqa: PLC0415 - as above
-    from jobs.spark.session import session as ours  # noqa: PLC0415 - pyspark takes a second
-    from jobs.spark.session import submitted  # noqa: PLC0415 - as above
+    from lockstep.jobs.spark.session import session as ours  # noqa: PLC0415 - pyspark takes a second
+    from lockstep.jobs.spark.session import submitted  # noqa: PLC0415 - as above
 
     return ours(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs import reading_as_of
-from jobs.spark.changes_source import NAME, ChangesSource
+from lockstep.jobs import reading_as_of
+from lockstep.jobs.spark.changes_source import NAME, ChangesSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,13 +17,13 @@ from cdc.cli.options import print_json, with_config
 from cdc.config.followers import chosen_names
 from cdc.events import LSN
 from cdc.log.follower_reports import read
-from jobs.apply import app
+from lockstep.jobs.apply import app
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.config import Config
-    from jobs.generations.rebuilding import Rebuild, RebuildOutcome
+    from lockstep.jobs.generations.rebuilding import Rebuild, RebuildOutcome
 
 
 @click.command(
@@ -66,9 +66,9 @@ def main(
 
 
 def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
-    from jobs.apply import stores  # noqa: PLC0415 - with Spark
-    from jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
-    from jobs.generations.rebuilding import Rebuild  # noqa: PLC0415 - as above
+    from lockstep.jobs.apply import stores  # noqa: PLC0415 - with Spark
+    from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
+    from lockstep.jobs.generations.rebuilding import Rebuild  # noqa: PLC0415 - as above
 
     chosen_names(config.followers, [name])
     follower = config.followers[name]

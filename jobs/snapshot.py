@@ -29,9 +29,9 @@ from cdc.snapshot.initial import session as initial
 from cdc.snapshot.initial.progress import Progress, Report
 from cdc.source.export import is_export_running
 from cdc.source.pinned import connect_for_rows
-from jobs.apply import app  # noqa: F401 - explains what is not installed, so before what imports Spark
-from jobs.copying.driving import InSession
-from jobs.spark.session import session, submitted
+from lockstep.jobs.apply import app  # noqa: F401 - explains what is not installed, so before what imports Spark
+from lockstep.jobs.copying.driving import InSession
+from lockstep.jobs.spark.session import session, submitted
 
 if TYPE_CHECKING:
     from types import FrameType

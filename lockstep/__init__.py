@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from cdc.client import BehindError, Client, Token
     from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
     from cdc.events import LSN
-    from jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
-    from jobs.reading_changes import changes, follow_changes, register, session
-    from sinks import contract
+    from lockstep.jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
+    from lockstep.jobs.reading_changes import changes, follow_changes, register, session
+    from lockstep.sinks import contract
 
 __all__ = [
     "LSN",
@@ -53,14 +53,18 @@ _HOMES: Final = {
     **dict.fromkeys(("Client", "Token", "BehindError"), "cdc.client"),
     **dict.fromkeys(("CDCError", "ConfigError", "GapError", "UnavailableError"), "cdc.errors"),
     "LSN": "cdc.events",
-    **dict.fromkeys(("TablesAsOf", "read_as_of", "read_as_of_arrow"), "jobs.reading_as_of"),
-    **dict.fromkeys(("changes", "follow_changes", "register", "session"), "jobs.reading_changes"),
+    **dict.fromkeys(
+        ("TablesAsOf", "read_as_of", "read_as_of_arrow"), "lockstep.jobs.reading_as_of"
+    ),
+    **dict.fromkeys(
+        ("changes", "follow_changes", "register", "session"), "lockstep.jobs.reading_changes"
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above
     if name == "contract":
-        return import_module("sinks.contract")
+        return import_module("lockstep.sinks.contract")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(_HOMES[name]), name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import (
+from lockstep.sinks.contract import (
     Applied,
     Change,
     Changes,
@@ -25,7 +25,7 @@ from sinks.contract import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sinks.contract import Version
+    from lockstep.sinks.contract import Version
 
 Row = dict[str, Any]
 

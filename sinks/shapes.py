@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from cdc.errors import ConfigError
-from sinks.contract import Change, Version
+from lockstep.sinks.contract import Change, Version
 
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)")
 # A colon separates the columns of a composite key; a colon in a value is escaped.

@@ -37,7 +37,7 @@ def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSes
     """Start the session that these followers need."""
     from cdc.playground.servers import spark as files  # noqa: PLC0415 - only where there is no spark-submit
     from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
-    from jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
+    from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
 
     delta = any(config.followers[name].delta is not None for name in followers)
     return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))

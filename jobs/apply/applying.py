@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdc import failpoints
 from cdc.errors import StoreLostError
-from jobs.cuts.in_order import in_order
-from jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
-from sinks.contract import Change, Changes
+from lockstep.jobs.cuts.in_order import in_order
+from lockstep.jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
+from lockstep.sinks.contract import Change, Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from jobs.cuts.in_order import Letter
-    from jobs.cuts.reduce import Events
-    from sinks.contract import Sink, Version
+    from lockstep.jobs.cuts.in_order import Letter
+    from lockstep.jobs.cuts.reduce import Events
+    from lockstep.sinks.contract import Sink, Version
 
 # Returns versions of a topic's table, by number; the last is the newest.
 Versions: TypeAlias = "Callable[[str, Collection[int]], tuple[Version, ...]]"

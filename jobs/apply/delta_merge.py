@@ -24,12 +24,12 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from jobs.spark.session import session
-from sinks.delta import actions as delta_actions
-from sinks.delta import lake as delta_lake
-from sinks.delta import layout as delta_layout
-from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.merge import IS_DELETE
+from lockstep.jobs.spark.session import session
+from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import lake as delta_lake
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.merge import IS_DELETE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import Column
 
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 # A column of the source only: the names of the columns that keep their stored value.
 _KEPT: Final = "_kept"

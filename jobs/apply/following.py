@@ -26,17 +26,17 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
-from jobs.apply import canaries, positions
-from jobs.apply.applying import Applying
-from jobs.apply.large import Large
-from jobs.apply.running import Run, with_remedy
-from jobs.copying.driving import translated
-from jobs.cuts.dead_letters import CutLetters
-from jobs.cuts.reduce import Bounds
-from jobs.cuts.schemas import Schemas
-from jobs.spark import cut_source
-from jobs.spark.session import delete_with_jvm
-from sinks.contract import Applied, StoreState
+from lockstep.jobs.apply import canaries, positions
+from lockstep.jobs.apply.applying import Applying
+from lockstep.jobs.apply.large import Large
+from lockstep.jobs.apply.running import Run, with_remedy
+from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.cuts.dead_letters import CutLetters
+from lockstep.jobs.cuts.reduce import Bounds
+from lockstep.jobs.cuts.schemas import Schemas
+from lockstep.jobs.spark import cut_source
+from lockstep.jobs.spark.session import delete_with_jvm
+from lockstep.sinks.contract import Applied, StoreState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.partitions import Partition
     from cdc.log.ranges import Records
-    from jobs.apply.applying import TableChanges
-    from jobs.cuts.cutting import Cut, CutPart
-    from jobs.cuts.reduce import Events
-    from sinks.contract import Generations, Sink
+    from lockstep.jobs.apply.applying import TableChanges
+    from lockstep.jobs.cuts.cutting import Cut, CutPart
+    from lockstep.jobs.cuts.reduce import Events
+    from lockstep.sinks.contract import Generations, Sink
 
 # Cuts of up to this many events are read, reduced and written in the driver, for the lowest
 # latency.

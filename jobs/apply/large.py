@@ -30,10 +30,10 @@ from pyspark.sql.functions import expr
 from cdc import failpoints
 from cdc.log import names
 from cdc.log.partitions import Range
-from jobs.copying.driving import translated
-from jobs.cuts.reduce import Bounds, completed, newest, parsed
-from jobs.spark.kafka_options import reading
-from sinks.contract import Changes
+from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.cuts.reduce import Bounds, completed, newest, parsed
+from lockstep.jobs.spark.kafka_options import reading
+from lockstep.sinks.contract import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.partitions import Partition
     from cdc.log.ranges import RangeReader
-    from jobs.apply.applying import Applying
-    from jobs.cuts.cutting import Cut, CutPart
-    from jobs.cuts.dead_letters import CutLetters
-    from jobs.cuts.schemas import Schemas
-    from sinks.contract import Sink, Version
+    from lockstep.jobs.apply.applying import Applying
+    from lockstep.jobs.cuts.cutting import Cut, CutPart
+    from lockstep.jobs.cuts.dead_letters import CutLetters
+    from lockstep.jobs.cuts.schemas import Schemas
+    from lockstep.sinks.contract import Sink, Version
 
 # How many events are reduced and written at a time.
 _PIECE_EVENTS: Final = 20_000

@@ -18,17 +18,17 @@ from cdc.errors import (
     UnavailableError,
 )
 from cdc.events import LSN
-from jobs.apply.applying import TornError
-from jobs.apply.refilling import refuse_unfillable
-from jobs.generations.rebuilding import AS_OF_ABOVE
-from sinks.contract import Applied, Mountable, StoreState
+from lockstep.jobs.apply.applying import TornError
+from lockstep.jobs.apply.refilling import refuse_unfillable
+from lockstep.jobs.generations.rebuilding import AS_OF_ABOVE
+from lockstep.sinks.contract import Applied, Mountable, StoreState
 
 if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
-    from jobs.apply.running import Run
-    from sinks.contract import Generations
+    from lockstep.jobs.apply.running import Run
+    from lockstep.sinks.contract import Generations
 
-log = logging.getLogger("jobs.follow")
+log = logging.getLogger("lockstep.jobs.follow")
 
 # Seconds before a store is checked again for something missing, before it counts as lost.
 _SURE_SECONDS: Final = 2.0

@@ -17,19 +17,19 @@ from cdc.log import absence, names, reader
 from cdc.log.frontier_tail import record_at
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
-from jobs.apply.opening import open_store
-from jobs.apply.running import with_remedy
-from jobs.cuts.chosen import Chosen
-from jobs.cuts.reduce import parsed
-from sinks.contract import Applied
+from lockstep.jobs.apply.opening import open_store
+from lockstep.jobs.apply.running import with_remedy
+from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.reduce import parsed
+from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
-    from jobs.apply.running import Run
-    from sinks.contract import Generations, StoreState
+    from lockstep.jobs.apply.running import Run
+    from lockstep.sinks.contract import Generations, StoreState
 
 
 def open_in_log(run: Run, sink: Generations) -> StoreState:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import GapError
 from cdc.log import names, reader
-from jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.chosen import Chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,7 +102,7 @@ def _of(config: Config, topic: str) -> str:
 
 
 def _without_mirror(config: Config, name: str) -> list[str]:
-    from jobs.documents.mirror_cuts import MirrorCuts  # noqa: PLC0415 - Delta's client, for documents alone
+    from lockstep.jobs.documents.mirror_cuts import MirrorCuts  # noqa: PLC0415 - Delta's client, for documents alone
 
     if MirrorCuts(config, name).cut(None) is None:
         return [f"its mirror {config.followers[name].mirror} has no frontier"]

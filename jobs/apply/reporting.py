@@ -17,7 +17,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobs.apply.running import Run
+    from lockstep.jobs.apply.running import Run
 
 # Seconds between a follower's lines.
 LINE_SECONDS: Final = 30.0

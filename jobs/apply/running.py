@@ -28,7 +28,7 @@ from cdc.errors import (
 from cdc.events import LSN
 from cdc.log.follower_reports import REPORT_SECONDS, FollowerRecord, Reports, read
 from cdc.runtime.bugs import where
-from sinks.contract import Applied
+from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerState
 
-log = logging.getLogger("jobs.follow")
+log = logging.getLogger("lockstep.jobs.follow")
 
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
 # Seconds between retries when a server that accepted us before refuses us.

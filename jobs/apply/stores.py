@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.config.followers import Follower
-    from sinks.contract import Generations
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.contract import Generations
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 
 def _redis(config: Config, name: str, follower: Follower) -> Generations:
-    from sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
-    from sinks.shapes import Shape  # noqa: PLC0415 - as above
+    from lockstep.sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
+    from lockstep.sinks.shapes import Shape  # noqa: PLC0415 - as above
 
     assert follower.redis is not None
     store = follower.redis
@@ -47,8 +47,8 @@ def _redis(config: Config, name: str, follower: Follower) -> Generations:
 
 
 def _delta(config: Config, name: str, follower: Follower) -> Generations:
-    from sinks.delta.settings import Settings  # noqa: PLC0415 - of the extra `spark`
-    from sinks.delta.sink import DeltaSink  # noqa: PLC0415 - of the extra `spark`
+    from lockstep.sinks.delta.settings import Settings  # noqa: PLC0415 - of the extra `spark`
+    from lockstep.sinks.delta.sink import DeltaSink  # noqa: PLC0415 - of the extra `spark`
 
     delta = follower.delta
     assert delta is not None, "the maker of a delta follower"
@@ -82,7 +82,7 @@ class _LazySparkMerge:
         self._storage = storage
 
     def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        from jobs.apply.delta_merge import SparkMerge  # noqa: PLC0415 - pyspark takes a second to import
+        from lockstep.jobs.apply.delta_merge import SparkMerge  # noqa: PLC0415 - pyspark takes a second to import
 
         SparkMerge(self._storage).apply(table, work, commit)
 
@@ -93,8 +93,8 @@ def _is_direct(config: Config, schema: str, table: str) -> bool:
 
 def _opensearch(config: Config, name: str, follower: Follower) -> Generations:
     # These need the extra `opensearch`.
-    from sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
-    from sinks.opensearch.tables import OpenSearchOptions  # noqa: PLC0415
+    from lockstep.sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
+    from lockstep.sinks.opensearch.tables import OpenSearchOptions  # noqa: PLC0415
 
     store = follower.opensearch
     assert store is not None, "the maker of an OpenSearch follower"

@@ -28,8 +28,8 @@ from msgspec.structs import replace
 from cdc.config.value_options import Values
 from cdc.decode.types import type_name
 from cdc.encode import values
-from sinks.delta import layout as delta_layout
-from sinks.delta.types import (
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.types import (
     FIRST_YEAR,
     LAST_YEAR,
     TEXT,

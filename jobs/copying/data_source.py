@@ -34,9 +34,9 @@ from cdc.snapshot.initial.rate import Pace
 from cdc.snapshot.initial.records import Plan, PlannedTable, Range
 from cdc.snapshot.initial.task import masks, prove, range_rows
 from cdc.source.pinned import connect_for_rows, pinned, portable_config, portable_dsn
-from jobs.copying import adbc
-from jobs.copying.arrow_rows import ArrowRows, columns
-from sinks.delta import layout as delta_layout
+from lockstep.jobs.copying import adbc
+from lockstep.jobs.copying.arrow_rows import ArrowRows, columns
+from lockstep.sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,11 +24,11 @@ from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.records import Plan, RangeRecord
 from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows, portable_config
-from jobs.copying import mirror_writers
-from jobs.copying.data_source import SnapshotReader, SnapshotSource, spark_schema, table_of
-from jobs.copying.mirror_writers import Rows
-from sinks.delta import layout as delta_layout
-from sinks.delta.lake import Commit
+from lockstep.jobs.copying import mirror_writers
+from lockstep.jobs.copying.data_source import SnapshotReader, SnapshotSource, spark_schema, table_of
+from lockstep.jobs.copying.mirror_writers import Rows
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.lake import Commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.snapshot.initial.records import Range
-    from jobs.copying.data_source import CopiedTable
+    from lockstep.jobs.copying.data_source import CopiedTable
 
 # The size of a group's pages: large enough that the seconds per commit do not matter, small enough
 # to repeat after a failure.

@@ -20,7 +20,7 @@ from cdc.errors import CDCError, ConfigError, UnavailableError
 from cdc.runtime import bugs
 from cdc.snapshot.initial.topic import RangeTail
 from cdc.source.pinned import connect_for_rows, portable_config
-from jobs.copying import direct, tasks
+from lockstep.jobs.copying import direct, tasks
 
 if TYPE_CHECKING:
     from pathlib import Path

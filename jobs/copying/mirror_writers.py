@@ -24,14 +24,14 @@ from delta.tables import DeltaTable as SparkTable
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdc.errors import ConfigError, StoreLostError
-from jobs.copying.data_source import NAME, as_option
-from sinks.delta import actions as delta_actions
-from sinks.delta import lake as delta_lake
-from sinks.delta import layout as delta_layout
-from sinks.delta import log as delta_log
-from sinks.delta.actions import Action, Files
-from sinks.delta.lake import Commit, ConflictError
-from sinks.delta.parts import Parts, WrittenFile
+from lockstep.jobs.copying.data_source import NAME, as_option
+from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import lake as delta_lake
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta import log as delta_log
+from lockstep.sinks.delta.actions import Action, Files
+from lockstep.sinks.delta.lake import Commit, ConflictError
+from lockstep.sinks.delta.parts import Parts, WrittenFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdc.config import Config
-    from jobs.copying.data_source import CopiedTable, SnapshotReader
+    from lockstep.jobs.copying.data_source import CopiedTable, SnapshotReader
 
 _NEWEST: Final = 10
 # How many commits are searched at most: only our own are of interest.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from jobs.cuts import reduce
-from jobs.cuts.reduce import NULL, decode_row, decoded, encode_row
+from lockstep.jobs.cuts import reduce
+from lockstep.jobs.cuts.reduce import NULL, decode_row, decoded, encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.log.records import FrontierRecord
-    from sinks.contract import Applied
+    from lockstep.sinks.contract import Applied
 
 # The assumed bytes of an event in the log, until the follower has measured some.
 EVENT_BYTES: Final = 1_000

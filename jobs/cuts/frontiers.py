@@ -15,7 +15,7 @@ from cdc.events import LSN
 from cdc.log import names, reader, records
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
-from sinks.contract import Applied
+from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

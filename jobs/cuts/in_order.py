@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from msgspec import Raw
 
-from jobs.cuts.reduce import (
+from lockstep.jobs.cuts.reduce import (
     NULL,
     Bounds,
     Event,
@@ -26,7 +26,7 @@ from jobs.cuts.reduce import (
     lsn_of,
     parsed,
 )
-from sinks.contract import Change
+from lockstep.sinks.contract import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -26,7 +26,7 @@ from cdc.errors import (
 )
 from cdc.events import LSN
 from cdc.log.dead_letters import Pointer
-from sinks.contract import Change
+from lockstep.sinks.contract import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from cdc.config.value_options import Values
 from cdc.errors import GapError
 from cdc.log import names
 from cdc.log.reader import read_schemas
-from sinks.contract import Column, Version
+from lockstep.sinks.contract import Column, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

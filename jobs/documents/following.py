@@ -15,15 +15,15 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
-from jobs.apply import canaries, positions
-from jobs.documents.kinds import SCHEMA
-from jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from sinks.contract import StoreState
+from lockstep.jobs.apply import canaries, positions
+from lockstep.jobs.documents.kinds import SCHEMA
+from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
+from lockstep.sinks.contract import StoreState
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from jobs.apply.running import Run
-    from sinks.contract import Generations, Sink
+    from lockstep.jobs.apply.running import Run
+    from lockstep.sinks.contract import Generations, Sink
 
 
 # Seconds between two polls for a new frontier of the mirror.

@@ -15,15 +15,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from cdc.errors import ConfigError
-from jobs.documents.rows import NodeRows
-from sinks.contract import Applied, Change, Changes, Column, Version
-from sinks.documents import Node, affected, documents
+from lockstep.jobs.documents.rows import NodeRows
+from lockstep.sinks.contract import Applied, Change, Changes, Column, Version
+from lockstep.sinks.documents import Node, affected, documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdc.config.followers import Document
-    from sinks.documents import Row, Terms
+    from lockstep.sinks.documents import Row, Terms
 
 SCHEMA: Final = "documents"
 # The column types of children: one and many.

@@ -15,13 +15,13 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import types
 
-from sinks.delta import layout as delta_layout
+from lockstep.sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from jobs.documents.rows import NodeRows
-    from sinks.documents import Node, Row, Term, Terms
+    from lockstep.jobs.documents.rows import NodeRows
+    from lockstep.sinks.documents import Node, Row, Term, Terms
 
 # A query's text grows with the values in it; for more values than this it has only the smallest and
 # the largest.

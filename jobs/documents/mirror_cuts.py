@@ -14,12 +14,12 @@ from deltalake.exceptions import DeltaError
 from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.events import LSN, table_name
 from cdc.log import names, reader
-from jobs.cuts.schemas import version
-from jobs.documents.kinds import DocumentKind, DocumentTables, tree
-from jobs.documents.mirror import MirrorTables, MirrorVersion
-from sinks.delta import frontiers as delta_frontiers
-from sinks.delta import lake as delta_lake
-from sinks.delta import layout as delta_layout
+from lockstep.jobs.cuts.schemas import version
+from lockstep.jobs.documents.kinds import DocumentKind, DocumentTables, tree
+from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
+from lockstep.sinks.delta import frontiers as delta_frontiers
+from lockstep.sinks.delta import lake as delta_lake
+from lockstep.sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
-    from sinks.contract import Applied, Changes, StoreState, Version
+    from lockstep.sinks.contract import Applied, Changes, StoreState, Version
 
 
 class MirrorCut(NamedTuple):

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cdc.errors import ConfigError
-from jobs.documents.values import Cells, ValueReader, exact_texts
-from sinks.delta import layout as delta_layout
-from sinks.documents import Row
+from lockstep.jobs.documents.values import Cells, ValueReader, exact_texts
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.documents import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
-    from sinks.contract import Version
-    from sinks.documents import Node
+    from lockstep.sinks.contract import Version
+    from lockstep.sinks.documents import Node
 
 Rank = tuple[int, object]
 

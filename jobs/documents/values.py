@@ -27,12 +27,12 @@ from cdc.config.value_options import Values
 from cdc.decode.types import type_name
 from cdc.encode import values
 from cdc.log.records import SchemaColumn
-from sinks.floats import text4, text8
+from lockstep.sinks.floats import text4, text8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from sinks.contract import Column
+    from lockstep.sinks.contract import Column
 
     Text = Callable[[Any], bytes]
     Form = Callable[[bytes], bytes]

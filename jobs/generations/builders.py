@@ -25,19 +25,19 @@ from cdc.log.follower_reports import FollowerRecord, Reports
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import snapshots
-from jobs.apply.following import Following
-from jobs.apply.positions import is_of_this_log
-from jobs.apply.refilling import direct, rekeyed, shortened
-from jobs.apply.running import Run
-from jobs.apply.stores import kind
-from jobs.cuts.chosen import Chosen
-from jobs.cuts.frontiers import Frontiers
-from jobs.cuts.schemas import version
-from jobs.documents.following import DocumentsFollowing
-from jobs.documents.kinds import SCHEMA
-from jobs.documents.mirror_cuts import MirrorCuts
-from jobs.generations.comparing import Holding, Newest
-from sinks.contract import Applied
+from lockstep.jobs.apply.following import Following
+from lockstep.jobs.apply.positions import is_of_this_log
+from lockstep.jobs.apply.refilling import direct, rekeyed, shortened
+from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.stores import kind
+from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.frontiers import Frontiers
+from lockstep.jobs.cuts.schemas import version
+from lockstep.jobs.documents.following import DocumentsFollowing
+from lockstep.jobs.documents.kinds import SCHEMA
+from lockstep.jobs.documents.mirror_cuts import MirrorCuts
+from lockstep.jobs.generations.comparing import Holding, Newest
+from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.records import FrontierRecord
-    from sinks.contract import Generations, Version
+    from lockstep.sinks.contract import Generations, Version
 
 _PROGRESS_SECONDS: Final = 5.0
 _FRONTIER_SECONDS: Final = 60.0

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, StoreLostError
 from cdc.operate.readable import listed
-from jobs.generations.comparing import Difference, Holding
-from sinks.contract import Applied, Forgetful
+from lockstep.jobs.generations.comparing import Difference, Holding
+from lockstep.sinks.contract import Applied, Forgetful
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from cdc.events import LSN
-    from sinks.contract import Generations, Version
+    from lockstep.sinks.contract import Generations, Version
 
 AS_OF_ABOVE: Final = 1_000_000
 # How many times the generations are compared before a difference counts, because the old one keeps

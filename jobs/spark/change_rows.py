@@ -14,19 +14,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
-from jobs.cuts.reduce import lsn_of
-from sinks.delta import layout
-from sinks.delta.columns import ColumnReader, wanted
-from sinks.delta.retype import retyped
-from sinks.delta.rows import exact_map
-from sinks.delta.types import TypeKind
+from lockstep.jobs.cuts.reduce import lsn_of
+from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.columns import ColumnReader, wanted
+from lockstep.sinks.delta.retype import retyped
+from lockstep.sinks.delta.rows import exact_map
+from lockstep.sinks.delta.types import TypeKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from jobs.cuts.changes import ChangeEvent
-    from sinks.contract import Version
-    from sinks.delta.types import DeltaType
+    from lockstep.jobs.cuts.changes import ChangeEvent
+    from lockstep.sinks.contract import Version
+    from lockstep.sinks.delta.types import DeltaType
 
 _NEVER_ODD: Final = {TypeKind.SAME, TypeKind.TEXT}
 _TEXTS: Final = {"type": "array", "elementType": "string", "containsNull": True}

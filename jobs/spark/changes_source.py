@@ -38,15 +38,15 @@ from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.log.reader import read_schemas
-from jobs.cuts import frontiers
-from jobs.cuts.changes import ChangeEvent, event, net
-from jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
-from jobs.cuts.dead_letters import CutLetters
-from jobs.cuts.reduce import Bounds, parsed
-from jobs.cuts.schemas import Schemas, version
-from jobs.cuts.spool import Spool
-from jobs.spark import change_rows
-from sinks.contract import Applied
+from lockstep.jobs.cuts import frontiers
+from lockstep.jobs.cuts.changes import ChangeEvent, event, net
+from lockstep.jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
+from lockstep.jobs.cuts.dead_letters import CutLetters
+from lockstep.jobs.cuts.reduce import Bounds, parsed
+from lockstep.jobs.cuts.schemas import Schemas, version
+from lockstep.jobs.cuts.spool import Spool
+from lockstep.jobs.spark import change_rows
+from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import FrontierRecord
-    from sinks.contract import Version
+    from lockstep.sinks.contract import Version
 
 NAME: Final = "lockstep"
 OPTIONS: Final = ("config", "tables", "from", "to", "changes", "max_events", "split_events")

@@ -25,9 +25,9 @@ from cdc.errors import CDCError, ConfigError
 from cdc.events import LSN
 from cdc.log.frontier_tail import FrontierTail
 from cdc.runtime import bugs
-from jobs.cuts.chosen import Chosen
-from jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
-from sinks.contract import Applied
+from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
+from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from cdc.errors import ConfigError
 from cdc.playground.servers.java import OLDEST, system_java
 from cdc.playground.servers.spark import DELTA, NO_MEMORY, VALUES
-from jobs.spark import source_worker
+from lockstep.jobs.spark import source_worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -33,8 +33,8 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from sinks.delta import layout
-from sinks.delta.lake import ConflictError
+from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from obstore.store import ObjectStore
 
-    from sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import Commit
 
 Action = dict[str, Any]
 

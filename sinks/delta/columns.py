@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from sinks.delta.types import TEXT, DeltaType, TypeKind, delta_type, fixed_type
-from sinks.delta.values import Digits, Form, Odd, element_of
+from lockstep.sinks.delta.types import TEXT, DeltaType, TypeKind, delta_type, fixed_type
+from lockstep.sinks.delta.values import Digits, Form, Odd, element_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from sinks.contract import Change, Column, Version
+    from lockstep.sinks.contract import Change, Column, Version
 
 # A column's values, and Postgres' text of those that do not fit.
 Values: TypeAlias = "tuple[pa.Array, pa.Array | None]"

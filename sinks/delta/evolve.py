@@ -17,11 +17,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, Field, Schema, write_deltalake
 
 from cdc.errors import ConfigError
-from sinks.delta import actions, lake, layout
-from sinks.delta.lake import Commit
-from sinks.delta.layout import EXACT
-from sinks.delta.retype import retyped
-from sinks.delta.rows import exact_map
+from lockstep.sinks.delta import actions, lake, layout
+from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.layout import EXACT
+from lockstep.sinks.delta.retype import retyped
+from lockstep.sinks.delta.rows import exact_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

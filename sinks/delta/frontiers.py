@@ -27,8 +27,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc.errors import StoreLostError, SwitchedError
-from sinks.contract import Applied, expect_alone
-from sinks.delta import lake, layout
+from lockstep.sinks.contract import Applied, expect_alone
+from lockstep.sinks.delta import lake, layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

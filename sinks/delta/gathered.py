@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
-from sinks.contract import Changes
+from lockstep.sinks.contract import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sinks.contract import Change, Version
+    from lockstep.sinks.contract import Change, Version
 
 _decode: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode

@@ -18,15 +18,15 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from cdc.errors import ConfigError, UnavailableError
-from sinks.delta import evolve, lake
-from sinks.delta.frontiers import FrontierRow, Frontiers
-from sinks.delta.lake import Commit
+from lockstep.sinks.delta import evolve, lake
+from lockstep.sinks.delta.frontiers import FrontierRow, Frontiers
+from lockstep.sinks.delta.lake import Commit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sinks.contract import Applied
-    from sinks.delta.settings import Settings
+    from lockstep.sinks.contract import Applied
+    from lockstep.sinks.delta.settings import Settings
 
 _SHADOWS: Final = "_generations"
 

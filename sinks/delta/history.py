@@ -16,18 +16,26 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta import keys as delta_keys
-from sinks.delta import lake
-from sinks.delta.lake import quoted
-from sinks.delta.layout import COMMIT_LSN, COMMITTED_AT, CURRENT, EXACT, SEQ, VALID_TO, VALID_TO_LSN
-from sinks.delta.rows import Batch
-from sinks.delta.work import merged
+from lockstep.sinks.delta import keys as delta_keys
+from lockstep.sinks.delta import lake
+from lockstep.sinks.delta.lake import quoted
+from lockstep.sinks.delta.layout import (
+    COMMIT_LSN,
+    COMMITTED_AT,
+    CURRENT,
+    EXACT,
+    SEQ,
+    VALID_TO,
+    VALID_TO_LSN,
+)
+from lockstep.sinks.delta.rows import Batch
+from lockstep.sinks.delta.work import merged
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 # A column of the merge's source only: the stored version that a row ends, NULL in a new version.
 _ENDS: Final = "_ends"

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from sinks.delta.layout import EXACT
-from sinks.delta.values import element_of
+from lockstep.sinks.delta.layout import EXACT
+from lockstep.sinks.delta.values import element_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
-    from sinks.contract import Column, Version
+    from lockstep.sinks.contract import Column, Version
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()

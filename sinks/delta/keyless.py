@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from sinks.delta import lake, layout
-from sinks.delta.work import merged
+from lockstep.sinks.delta import lake, layout
+from lockstep.sinks.delta.work import merged
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 _OURS: Final = {layout.SEQ, layout.COMMIT_LSN, layout.COMMITTED_AT}
 

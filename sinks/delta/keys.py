@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta.lake import looked_up
-from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.rows import only
+from lockstep.sinks.delta.lake import looked_up
+from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.rows import only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sinks.delta.rows import Batch
+    from lockstep.sinks.delta.rows import Batch
 
 _SEPARATOR: Final = b"\x00"  # occurs in no Postgres text
 

@@ -31,7 +31,7 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from sinks.delta import layout
+from lockstep.sinks.delta import layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

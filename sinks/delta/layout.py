@@ -28,7 +28,7 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sinks.delta.types import DeltaType
+    from lockstep.sinks.delta.types import DeltaType
 
 SEQ: Final = "_seq"
 COMMIT_LSN: Final = "_commit_lsn"

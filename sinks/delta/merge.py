@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta import history, keyless, keys, lake, layout
-from sinks.delta import work as delta_work
-from sinks.delta.lake import quoted
+from lockstep.sinks.delta import history, keyless, keys, lake, layout
+from lockstep.sinks.delta import work as delta_work
+from lockstep.sinks.delta.lake import quoted
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 # A column of the source only: which rows are deletes.
 IS_DELETE: Final = "_is_delete"

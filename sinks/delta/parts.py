@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.errors import CDCError
-from sinks.delta.stats import Stats
+from lockstep.sinks.delta.stats import Stats
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from sinks.delta.actions import Action, Files
+    from lockstep.sinks.delta.actions import Action, Files
 
 _GROUP_BYTES: Final = 32 << 20
 # In bytes. Columns with many values are not worth a dictionary: a low limit keeps the attempt

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sinks.delta import keys as delta_keys
-from sinks.delta import lake, log
-from sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta import keys as delta_keys
+from lockstep.sinks.delta import lake, log
+from lockstep.sinks.delta.layout import EXACT, SEQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

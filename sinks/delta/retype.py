@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sinks.floats import text4, text8
+from lockstep.sinks.floats import text4, text8
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import InvariantError
-from sinks.delta import layout
-from sinks.delta.columns import ColumnReader, wanted
-from sinks.delta.retype import retyped
+from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.columns import ColumnReader, wanted
+from lockstep.sinks.delta.retype import retyped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sinks.contract import Change, Changes, Version
-    from sinks.delta.columns import Values
+    from lockstep.sinks.contract import Change, Changes, Version
+    from lockstep.sinks.delta.columns import Values
 
 EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
 

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 
 class Applier(Protocol):

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
-from sinks.contract import Applied, Change, Changes, StoreState, expect_tables
-from sinks.delta import generations, lake, layout, merge, vectors
-from sinks.delta import json as delta_json
-from sinks.delta import keys as delta_keys
-from sinks.delta import work as delta_work
-from sinks.delta.frontiers import Frontiers
-from sinks.delta.gathered import Gathered
-from sinks.delta.rows import batch
-from sinks.delta.table import Keeper, Mirror
-from sinks.delta.upkeep import Upkeep
+from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
+from lockstep.sinks.delta import generations, lake, layout, merge, vectors
+from lockstep.sinks.delta import json as delta_json
+from lockstep.sinks.delta import keys as delta_keys
+from lockstep.sinks.delta import work as delta_work
+from lockstep.sinks.delta.frontiers import Frontiers
+from lockstep.sinks.delta.gathered import Gathered
+from lockstep.sinks.delta.rows import batch
+from lockstep.sinks.delta.table import Keeper, Mirror
+from lockstep.sinks.delta.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from sinks.contract import Version
-    from sinks.delta.frontiers import FrontierRow
-    from sinks.delta.lake import Commit
-    from sinks.delta.settings import Settings
-    from sinks.delta.work import Work
+    from lockstep.sinks.contract import Version
+    from lockstep.sinks.delta.frontiers import FrontierRow
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.settings import Settings
+    from lockstep.sinks.delta.work import Work
 
 T = TypeVar("T")
 R = TypeVar("R")

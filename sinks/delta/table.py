@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
-from sinks.delta import evolve, keys, lake, layout
-from sinks.delta.columns import ColumnReader, wanted
-from sinks.delta.lake import Commit, ConflictError
-from sinks.delta.rows import batch
-from sinks.delta.work import Work
+from lockstep.sinks.delta import evolve, keys, lake, layout
+from lockstep.sinks.delta.columns import ColumnReader, wanted
+from lockstep.sinks.delta.lake import Commit, ConflictError
+from lockstep.sinks.delta.rows import batch
+from lockstep.sinks.delta.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deltalake import DeltaTable
 
-    from sinks.contract import Applied, Change, Changes, Version
-    from sinks.delta.types import DeltaType
+    from lockstep.sinks.contract import Applied, Change, Changes, Version
+    from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
 _ALL: Final = 2**63 - 1

@@ -21,12 +21,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector
 
-from sinks.delta import actions, lake, log
+from lockstep.sinks.delta import actions, lake, log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sinks.delta.table import Mirror
+    from lockstep.sinks.delta.table import Mirror
 
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8

@@ -24,12 +24,12 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sinks.delta.types import TypeKind
+from lockstep.sinks.delta.types import TypeKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sinks.delta.types import DeltaType
+    from lockstep.sinks.delta.types import DeltaType
 
 # Returns the natural value of a JSON value; raises `Odd` with its text if there is none.
 Natural: TypeAlias = "Callable[[Any], Any]"

@@ -20,23 +20,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sinks.delta import actions as delta_actions
-from sinks.delta import keys as delta_keys
-from sinks.delta import lake
-from sinks.delta import work as delta_work
-from sinks.delta.actions import Files
-from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.positions import DataFile, Positions, RowsOfFile
-from sinks.delta.rows import Batch, only
+from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import keys as delta_keys
+from lockstep.sinks.delta import lake
+from lockstep.sinks.delta import work as delta_work
+from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.positions import DataFile, Positions, RowsOfFile
+from lockstep.sinks.delta.rows import Batch, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deltalake import DeltaTable
 
-    from sinks.delta.actions import Action
-    from sinks.delta.lake import Commit
-    from sinks.delta.work import Work
+    from lockstep.sinks.delta.actions import Action
+    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.work import Work
 
 _MAPPED: Final = "delta.columnMapping.mode"
 # A file with more than this fraction of its rows deleted is rewritten.

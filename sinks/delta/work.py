@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta import keys, lake
-from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.rows import Batch, only
+from lockstep.sinks.delta import keys, lake
+from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.rows import Batch, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from deltalake import DeltaTable
 
-    from sinks.contract import Change
+    from lockstep.sinks.contract import Change
 
 # How many bytes of a table are searched for a batch's keys at a time.
 _LOOKED_BYTES: Final = 64 << 20

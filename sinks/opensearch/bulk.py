@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from cdc.errors import InvariantError
-from sinks.opensearch.client import Reason, reason_of, refusal
+from lockstep.sinks.opensearch.client import Reason, reason_of, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.client import Client
 
 # A request of a few megabytes costs the server less per document than smaller ones, and larger ones
 # are no cheaper; enough concurrent requests to keep it busy while an answer is read.

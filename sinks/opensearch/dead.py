@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from sinks.opensearch.bulk import Action, Refused, send
-from sinks.opensearch.client import Shards, refusal
+from lockstep.sinks.opensearch.bulk import Action, Refused, send
+from lockstep.sinks.opensearch.client import Shards, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.client import Client
 
-log: Final = logging.getLogger("sinks.opensearch.sink")
+log: Final = logging.getLogger("lockstep.sinks.opensearch.sink")
 
 # How many dead letters a page has when they are listed.
 _PAGE: Final = 1_000

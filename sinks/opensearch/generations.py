@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConfigError, StoreLostError
-from sinks.contract import Applied
-from sinks.opensearch.dead import DeadLetterIndex, LetterOwner
-from sinks.opensearch.record import Build, FollowerRecords, Record
+from lockstep.sinks.contract import Applied
+from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
+from lockstep.sinks.opensearch.record import Build, FollowerRecords, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sinks.opensearch.indices import Indices
+    from lockstep.sinks.opensearch.indices import Indices
 
 
 def generations(record: Record | None) -> Mapping[int, Applied | None]:

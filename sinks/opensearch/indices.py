@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError
-from sinks.opensearch.bulk import Action, Refused
-from sinks.opensearch.client import Client, Got, Reason, Shards, refusal
-from sinks.opensearch.mapping import Properties
+from lockstep.sinks.opensearch.bulk import Action, Refused
+from lockstep.sinks.opensearch.client import Client, Got, Reason, Shards, refusal
+from lockstep.sinks.opensearch.mapping import Properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sinks.opensearch.record import Build, TableIndex
+    from lockstep.sinks.opensearch.record import Build, TableIndex
 
 # How long OpenSearch remembers the version of a deleted document, in memory: no request of a writer
 # that is presumed dead takes longer.

@@ -23,7 +23,7 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sinks.contract import Column, Version
+    from lockstep.sinks.contract import Column, Version
 
 Properties = dict[str, Any]
 

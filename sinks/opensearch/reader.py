@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cdc.errors import UnavailableError
 from cdc.events import LSN
-from sinks import as_of
-from sinks.opensearch.mapping import index_part
+from lockstep.sinks import as_of
+from lockstep.sinks.opensearch.mapping import index_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sinks.as_of import AsOf
+    from lockstep.sinks.as_of import AsOf
 
 T = TypeVar("T")
 

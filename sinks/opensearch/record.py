@@ -23,8 +23,8 @@ from cdc.errors import ConfigError, StoreLostError, SwitchedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sinks.contract import Applied
-    from sinks.opensearch.client import Client
+    from lockstep.sinks.contract import Applied
+    from lockstep.sinks.opensearch.client import Client
 
 FORMAT: Final = 1
 # Each lost race is another copy's progress, so this many in a row have another cause.

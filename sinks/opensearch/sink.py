@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import (
+from lockstep.sinks.contract import (
     Applied,
     Changes,
     ShadowBuild,
@@ -27,25 +27,25 @@ from sinks.contract import (
     expect_alone,
     expect_tables,
 )
-from sinks.opensearch.bulk import Action, send
-from sinks.opensearch.client import Client
-from sinks.opensearch.dead import DeadLetterIndex, LetterOwner
-from sinks.opensearch.generations import (
+from lockstep.sinks.opensearch.bulk import Action, send
+from lockstep.sinks.opensearch.client import Client
+from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
+from lockstep.sinks.opensearch.generations import (
     clear_other_aliases,
     drop,
     finish_switch,
     generations,
     switch,
 )
-from sinks.opensearch.indices import Indices
-from sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
-from sinks.opensearch.record import Build, FollowerRecords, Record, new_build, to_record
-from sinks.opensearch.tables import OpenSearchOptions, WrittenTables
+from lockstep.sinks.opensearch.indices import Indices
+from lockstep.sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
+from lockstep.sinks.opensearch.record import Build, FollowerRecords, Record, new_build, to_record
+from lockstep.sinks.opensearch.tables import OpenSearchOptions, WrittenTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sinks.opensearch.record import TableIndices
+    from lockstep.sinks.opensearch.record import TableIndices
 
 # Seconds between checks that every index is still the one that was created.
 _CHECK_SECONDS: Final = 15.0

@@ -14,18 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sinks.contract import expect_key
-from sinks.opensearch.bulk import Action, Refused, send
-from sinks.opensearch.dead import DeadLetterIndex, LetterOwner
-from sinks.opensearch.mapping import alias, digest, properties
-from sinks.opensearch.record import FollowerRecords, Record, TableIndex, TableIndices
+from lockstep.sinks.contract import expect_key
+from lockstep.sinks.opensearch.bulk import Action, Refused, send
+from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
+from lockstep.sinks.opensearch.mapping import alias, digest, properties
+from lockstep.sinks.opensearch.record import FollowerRecords, Record, TableIndex, TableIndices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sinks.contract import Changes, Version
-    from sinks.opensearch.client import Client
-    from sinks.opensearch.indices import Indices
+    from lockstep.sinks.contract import Changes, Version
+    from lockstep.sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.indices import Indices
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from cdc.errors import ConfigError
-from sinks.contract import Change, Changes, Version
-from sinks.redis.names import Names
-from sinks.shapes import Placer, Shape, Shaper
+from lockstep.sinks.contract import Change, Changes, Version
+from lockstep.sinks.redis.names import Names
+from lockstep.sinks.shapes import Placer, Shape, Shaper
 
 # How many changes and how many bytes a call has at most: while a server runs one, for a few
 # milliseconds, it does nothing else, and it accepts at most a million arguments.

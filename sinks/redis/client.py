@@ -29,7 +29,7 @@ from cdc.errors import (
     SwitchedError,
     UnavailableError,
 )
-from sinks.redis.names import SLOTS
+from lockstep.sinks.redis.names import SLOTS
 
 _CONNECT_SECONDS: Final = 10.0
 # How many calls are in flight before their answers are read: the server works while we encode.

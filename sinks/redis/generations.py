@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cdc.errors import ConfigError
-from sinks.redis.calls import Layout
-from sinks.redis.client import Call, Client, Script
-from sinks.redis.health import evicts, raise_sentinels
-from sinks.redis.names import Companion, Names, slot_of
-from sinks.redis.rows import key_of
-from sinks.redis.scripts import ADVANCE_SWITCH, DELETE_ROWS, MOVE_VALUES
-from sinks.redis.state import (
+from lockstep.sinks.redis.calls import Layout
+from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.health import evicts, raise_sentinels
+from lockstep.sinks.redis.names import Companion, Names, slot_of
+from lockstep.sinks.redis.rows import key_of
+from lockstep.sinks.redis.scripts import ADVANCE_SWITCH, DELETE_ROWS, MOVE_VALUES
+from lockstep.sinks.redis.state import (
     ALL,
     LOST,
     Fields,
@@ -39,7 +39,7 @@ from sinks.redis.state import (
     sortable,
     step_of,
 )
-from sinks.shapes import Placer, Shape
+from lockstep.sinks.shapes import Placer, Shape
 
 _UNENDED: Final = b"f" * 16  # above every seq
 

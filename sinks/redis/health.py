@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from cdc.errors import ConfigError, StoreLostError
-from sinks.redis.calls import StoredTable
-from sinks.redis.client import Client
-from sinks.redis.names import SLOTS, Names
-from sinks.redis.scripts import RAISE_SENTINEL, RAISE_SEQ, TOKEN_LENGTH
+from lockstep.sinks.redis.calls import StoredTable
+from lockstep.sinks.redis.client import Client
+from lockstep.sinks.redis.names import SLOTS, Names
+from lockstep.sinks.redis.scripts import RAISE_SENTINEL, RAISE_SEQ, TOKEN_LENGTH
 
 Evicts = Literal["", "volatile", "allkeys"]
 _CHECKED_SLOTS: Final = range(0, SLOTS, 128)

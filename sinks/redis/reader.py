@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from cdc.errors import UnavailableError
 from cdc.events import LSN
-from sinks import as_of
-from sinks.as_of import AsOf
+from lockstep.sinks import as_of
+from lockstep.sinks.as_of import AsOf
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sinks.redis.calls import DELETED, Operation, StoredTable, TargetBuild
-from sinks.redis.client import Call, Client
-from sinks.redis.state import floor_field
+from lockstep.sinks.redis.calls import DELETED, Operation, StoredTable, TargetBuild
+from lockstep.sinks.redis.client import Call, Client
+from lockstep.sinks.redis.state import floor_field
 
 
 def stored_rows(

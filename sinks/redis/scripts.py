@@ -26,7 +26,7 @@ _COMMENT: Final = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 def _text(name: str) -> str:
     """Return a script with the parts that it includes, without comments: some are sent often."""
-    text = (files("sinks.redis") / f"lua/{name}.lua").read_text("utf-8")
+    text = (files("lockstep.sinks.redis") / f"lua/{name}.lua").read_text("utf-8")
     return _COMMENT.sub("", _INCLUDE.sub(lambda found: _text(found[1]), text))
 
 

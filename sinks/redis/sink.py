@@ -23,7 +23,7 @@ from cdc.errors import (
     InvariantError,
     UnavailableError,
 )
-from sinks.contract import (
+from lockstep.sinks.contract import (
     Applied,
     Changes,
     ShadowBuild,
@@ -32,8 +32,8 @@ from sinks.contract import (
     expect_key,
     expect_tables,
 )
-from sinks.redis import health
-from sinks.redis.calls import (
+from lockstep.sinks.redis import health
+from lockstep.sinks.redis.calls import (
     OpenCut,
     Operation,
     StoredTable,
@@ -43,11 +43,11 @@ from sinks.redis.calls import (
     gathered,
     key_of_rows,
 )
-from sinks.redis.client import Call, Client, Script
-from sinks.redis.generations import clear, drop, finish_switch, switch
-from sinks.redis.names import Names, slot_of
-from sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
-from sinks.redis.scripts import (
+from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.generations import clear, drop, finish_switch, switch
+from lockstep.sinks.redis.names import Names, slot_of
+from lockstep.sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
+from lockstep.sinks.redis.scripts import (
     ANNOUNCE,
     APPLY,
     BEGIN,
@@ -56,7 +56,7 @@ from sinks.redis.scripts import (
     RAISE_FLOOR,
     SET_ONCE,
 )
-from sinks.redis.state import (
+from lockstep.sinks.redis.state import (
     ALL,
     LOST,
     Fields,
@@ -74,7 +74,7 @@ from sinks.redis.state import (
     sortable,
     state_of,
 )
-from sinks.shapes import Shape
+from lockstep.sinks.shapes import Shape
 
 # The most changes in one call with the frontier: it blocks the server for about ten milliseconds.
 SMALL_CHANGES: Final = 3_000

@@ -19,11 +19,11 @@ from typing import Any, Final
 import msgspec
 
 from cdc.errors import StoreLostError, SwitchedError
-from sinks.contract import Applied, StoreState
-from sinks.redis.calls import Layout, TargetBuild, decoded_layout
-from sinks.redis.client import Call, Client, Script
-from sinks.redis.names import Names, slot_of
-from sinks.redis.scripts import CREATE_GENERATION
+from lockstep.sinks.contract import Applied, StoreState
+from lockstep.sinks.redis.calls import Layout, TargetBuild, decoded_layout
+from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.names import Names, slot_of
+from lockstep.sinks.redis.scripts import CREATE_GENERATION
 
 Fields = dict[bytes, bytes]
 ALL: Final = "*"  # in builds: the build of every table that is not named

@@ -14,7 +14,7 @@ import requests
 
 from cdc.events import LSN
 from cdc.playground.demo.stores import prove_followers
-from jobs.reading_as_of import read_as_of_arrow
+from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.followed import Followed
 
 if TYPE_CHECKING:

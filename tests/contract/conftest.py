@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from sinks.contract import Sink
+from lockstep.sinks.contract import Sink
 from tests.contract.under_test import StoreUnderTest
 
 _FIXTURES = Path(__file__).parents[1] / "fixtures"

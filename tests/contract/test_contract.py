@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from cdc.errors import ConfigError, OvertakenError, StoreLostError
-from sinks.contract import Changes, Sink, StoreState, Version
+from lockstep.sinks.contract import Changes, Sink, StoreState, Version
 from tests.contract.under_test import (
     CLICKS,
     LINES,

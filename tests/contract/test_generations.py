@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cdc.errors import ConfigError, SwitchedError
-from sinks.contract import Changes, Generations, Sink, Version
+from lockstep.sinks.contract import Changes, Generations, Sink, Version
 from tests.contract.under_test import (
     LINES,
     USERS,

@@ -8,11 +8,11 @@ from typing import Any, Final, cast
 import pytest
 
 from cdc.errors import ConfigError, SwitchedError
-from sinks.contract import Generations, Sink
-from sinks.delta import generations as delta_generations
-from sinks.delta import lake
-from sinks.delta.frontiers import Frontiers
-from sinks.opensearch.client import Client
+from lockstep.sinks.contract import Generations, Sink
+from lockstep.sinks.delta import generations as delta_generations
+from lockstep.sinks.delta import lake
+from lockstep.sinks.delta.frontiers import Frontiers
+from lockstep.sinks.opensearch.client import Client
 from tests.contract.test_generations import lines, put, users
 from tests.contract.under_test import LINES, USERS, StoreUnderTest, apply, key, row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sinks.contract import Change, Changes, Sink
+from lockstep.sinks.contract import Change, Changes, Sink
 from tests.contract.under_test import (
     CLICKS,
     USERS,

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from cdc.events import LSN
-from sinks.contract import Applied, Change, Changes, Column, Sink, Version
+from lockstep.sinks.contract import Applied, Change, Changes, Column, Sink, Version
 
 Row = dict[str, Any]
 STARTED_AT_US: Final = 1_767_323_045_123_456

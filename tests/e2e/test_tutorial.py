@@ -9,16 +9,15 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
-import pyspark
 import pytest
 from deltalake import DeltaTable
 
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.spark import need_java
+from tests.fixtures.spark_cluster import HOME, Cluster, standalone
 from tests.integration.test_changes_source import in_log
 
 ROOT = Path(__file__).parents[2]
-HOME = Path(pyspark.__file__).parent
 _SECONDS = 400
 _TABLE = (
     "CREATE TABLE orders (id int PRIMARY KEY, customer text, amount numeric(12,2))",
@@ -26,18 +25,31 @@ _TABLE = (
 )
 
 
-def tutorial() -> tuple[str, str]:
-    """Return the tutorial's program and the line that submits it."""
+# Folders that a user's own repository may have; ours must not be looked for there.
+_OWN = ("jobs", "sinks", "migrations")
+
+
+def tutorial() -> tuple[str, str, str]:
+    """Return the tutorial's program, the line that submits it, and those for a cluster."""
     text = (ROOT / "docs" / "SPARK.md").read_text("utf-8").partition("## Tutorial")[2]
     blocks = re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
-    (program, line) = (body for _, body in blocks)
+    (program, *lines) = (body for _, body in blocks)
     assert len(program.strip().splitlines()) <= 45
-    return program, line.strip().removeprefix("$ ")
+    here, there = ("\n".join(re.findall(r"^\$ (.+)$", each, re.MULTILINE)) for each in lines)
+    return program, here, there
 
 
-def submit(line: PipelineUnderTest, folder: Path) -> subprocess.CompletedProcess[str]:
-    program, command = tutorial()
+def submit(
+    line: PipelineUnderTest, folder: Path, cluster: Cluster | None = None
+) -> subprocess.CompletedProcess[str]:
+    program, command, there = tutorial()
+    if cluster:
+        assert "spark://host:7077" in there
+        command = there.replace("spark://host:7077", cluster.master)
     (folder / "totals.py").write_text(program, "utf-8")
+    for name in _OWN:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "__init__.py").write_text("raise AssertionError('the user's own')\n")
     config = Path(line.config_file)
     if not (folder / "lockstep.yaml").exists():
         (folder / "lockstep.yaml").write_text(config.read_text("utf-8"), "utf-8")
@@ -47,7 +59,7 @@ def submit(line: PipelineUnderTest, folder: Path) -> subprocess.CompletedProcess
         ["bash", "-euc", f"{cdc}\n{own}"],
         cwd=folder,
         env={
-            **os.environ,
+            **(cluster.env if cluster else os.environ),
             "PATH": f"{HOME / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
@@ -76,6 +88,30 @@ _CHANGES = (
     ("DELETE FROM orders WHERE customer = 'c1'", "INSERT INTO orders VALUES (500, 'n', 1)"),
     (),
 )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.long("a cluster and two spark-submits")
+def test_the_tutorial_runs_on_a_cluster_of_two_workers(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    need_java()
+    line = pipeline(*_TABLE)
+    line.start().wait_ready()
+    line.database.execute(
+        "INSERT INTO orders SELECT g, 'c' || g % 5, g FROM generate_series(1, 100) g"
+    )
+    for statements in ((), *_CHANGES[:1]):
+        line.database.execute(*statements)
+        in_log(line)
+        with standalone(tmp_path, 1, 1) as cluster:
+            done = submit(line, tmp_path, cluster)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert totals(tmp_path) == in_database(line)
+    (*_, events) = sorted(tmp_path.glob("eventlog_v2_app-*/events_*"))
+    started = re.findall(r'"SparkListenerExecutorAdded".*?"Host":"[^"]+"', events.read_text())
+    assert len(started) == len(cluster.workers), "each worker has an executor"
 
 
 @pytest.mark.slow

@@ -10,115 +10,36 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
 import orjson
-import psutil
-import pyspark
 import pytest
 import redis
 from psycopg import conninfo
 
 from cdc.log import reader
-from cdc.playground.servers import ports
 from cdc.playground.servers import spark as files
 from cdc.snapshot.initial import topic
-from jobs.reading_as_of import read_as_of_arrow
+from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.spark import need_java
+from tests.fixtures.spark_cluster import HOME, START_SECONDS, Cluster, standalone
 
-HOME: Final = Path(pyspark.__file__).parent
 SECRET: Final = "correct-horse-battery"
 ROWS: Final = 30_000  # more than the driver handles by itself
-# One executor per core. Not compressed, so that the event log can be searched for secrets.
-SETTINGS: Final = """\
-spark.executor.cores 1
-spark.executor.memory 512m
-spark.driver.host 127.0.0.1
-spark.ui.enabled false
-spark.eventLog.enabled true
-spark.eventLog.compress false
-spark.eventLog.dir {events}
-spark.driver.extraJavaOptions -XX:+UseSerialGC -XX:TieredStopAtLevel=1
-spark.executor.extraJavaOptions -XX:+UseSerialGC -XX:TieredStopAtLevel=1
-"""
 ROOT: Final = Path(__file__).parents[2]
-START_SECONDS: Final = 240.0
 COPY_SECONDS: Final = 240.0
 FOLLOW_SECONDS: Final = 600.0
 
 
-@dataclass
-class Cluster:
-    """A master and a worker, which starts executors of its own."""
-
-    master: str
-    worker: psutil.Process
-    folder: Path
-    env: dict[str, str]
-
-    def executors(self) -> list[psutil.Process]:
-        """Return the executors that run."""
-        found = []
-        for process in self.worker.children(recursive=True):
-            with suppress(psutil.Error):  # it may have ended meanwhile
-                if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A worker of two cores, so that the executor that is left can finish."""
     need_java()
-    taken = {ports.choose()}
-    for _ in range(2):
-        taken.add(ports.choose(taken))
-    port, *pages = sorted(taken)
-    env = {
-        **os.environ,
-        "SPARK_HOME": str(HOME),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "SPARK_CONF_DIR": str(tmp_path),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    (tmp_path / "spark-defaults.conf").write_text(SETTINGS.format(events=tmp_path.as_uri()))
-    master = f"spark://127.0.0.1:{port}"
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(role: str, said: str, *arguments: str) -> None:
-        log = tmp_path / f"{role}.log"
-        command = [
-            str(HOME / "bin" / "spark-class"),
-            f"org.apache.spark.deploy.{role.lower()}.{role}",
-        ]
-        with log.open("wb") as out:
-            started.append(
-                subprocess.Popen([*command, *arguments], stdout=out, stderr=out, env=env)
-            )
-        wait_until(lambda: said in log.read_text(), f"{role}: {said}", START_SECONDS)
-
-    try:
-        start(
-            "Master", "elected leader",
-            *("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(pages[0])),
-        )  # fmt: skip
-        start(
-            "Worker", "Successfully registered", master,
-            *("--host", "127.0.0.1", "--cores", "2", "--memory", "2g"),
-            *("--work-dir", str(tmp_path / "work"), "--webui-port", str(pages[1])),
-        )  # fmt: skip
-        yield Cluster(master, psutil.Process(started[1].pid), tmp_path, env)
-    finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in started:
-            process.wait(30)
+    with standalone(tmp_path, 2) as started:
+        yield started
 
 
 def submit(cluster: Cluster, out: IO[bytes], config_file: Path) -> subprocess.Popen[bytes]:

@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 import lockstep
 from cdc.events import LSN
 from cdc.log import names, reader, topics
-from jobs.cuts import frontiers
+from lockstep.jobs.cuts import frontiers
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 if TYPE_CHECKING:

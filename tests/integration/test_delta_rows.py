@@ -11,11 +11,11 @@ import pytest
 
 from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
-from sinks.contract import Change, Changes, Column, Version
-from sinks.delta.columns import ColumnReader, arrow_type, wanted
-from sinks.delta.json import rows as as_json
-from sinks.delta.layout import OURS
-from sinks.delta.rows import EXACT_TYPE, batch
+from lockstep.sinks.contract import Change, Changes, Column, Version
+from lockstep.sinks.delta.columns import ColumnReader, arrow_type, wanted
+from lockstep.sinks.delta.json import rows as as_json
+from lockstep.sinks.delta.layout import OURS
+from lockstep.sinks.delta.rows import EXACT_TYPE, batch
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_delta_types import Mirror

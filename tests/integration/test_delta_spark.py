@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from cdc.errors import ConfigError
-from jobs.reading_as_of import read_as_of
-from sinks.contract import Change, Changes
-from sinks.delta.settings import Settings
-from sinks.delta.sink import DeltaSink
+from lockstep.jobs.reading_as_of import read_as_of
+from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.sink import DeltaSink
 from tests.contract.under_test import USERS, applied, apply, change, key, row
 from tests.property.test_delta_appliers import TABLES, opened, play_on
 
@@ -82,7 +82,7 @@ def test_names_that_parquet_refuses_are_mapped(spark: SparkSession, tmp_path: Pa
 _READER = """\
 import json, sys
 from pyspark.sql import SparkSession
-from jobs import reading_as_of
+from lockstep.jobs import reading_as_of
 
 path, how = sys.argv[1:3]
 if how == "ours":

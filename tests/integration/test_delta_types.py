@@ -23,9 +23,9 @@ from cdc.log.records import SchemaRecord
 from cdc.snapshot.initial.records import PlannedTable
 from cdc.source.connection import connect
 from cdc.source.described import DescribedTable, describe_tables
-from jobs.copying.data_source import CopiedTable, Ranges, SnapshotReader, spark_schema
-from sinks.delta import layout as delta_layout
-from sinks.delta.types import DeltaType, TypeKind
+from lockstep.jobs.copying.data_source import CopiedTable, Ranges, SnapshotReader, spark_schema
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.types import DeltaType, TypeKind
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_values_types import fill

@@ -14,15 +14,15 @@ from deltalake import DeltaTable
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import ConfigError, GapError
-from jobs.documents.mirror_cuts import MirrorCuts
-from jobs.reading_as_of import read_as_of_arrow
-from sinks.contract import Applied, Changes, StoreState
-from sinks.delta import frontiers as delta_frontiers
-from sinks.delta import lake
-from sinks.delta import vectors as delta_vectors
-from sinks.delta.frontiers import Frontiers
-from sinks.delta.settings import Settings
-from sinks.delta.sink import DeltaSink
+from lockstep.jobs.documents.mirror_cuts import MirrorCuts
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.sinks.contract import Applied, Changes, StoreState
+from lockstep.sinks.delta import frontiers as delta_frontiers
+from lockstep.sinks.delta import lake
+from lockstep.sinks.delta import vectors as delta_vectors
+from lockstep.sinks.delta.frontiers import Frontiers
+from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.sink import DeltaSink
 from tests.contract.under_test import USERS, applied, apply, change, row
 
 KEPT_HOURS = 3
@@ -196,7 +196,7 @@ def test_upkeep_runs_although_no_process_lives_as_long_as_its_interval(
 
     monkeypatch.setattr(DeltaSink, "_tidy", counted)
     clock = SimpleNamespace(time=lambda: time.time() + aged.ahead.total_seconds())
-    monkeypatch.setattr("sinks.delta.upkeep.time", clock)
+    monkeypatch.setattr("lockstep.sinks.delta.upkeep.time", clock)
     for seq in range(1, 10):
         aged.ahead = timedelta(minutes=22 * seq)
         sink = aged.sink(optimize_minutes=60)

@@ -19,8 +19,8 @@ import redis
 from opensearchpy import OpenSearch
 
 from cdc.errors import UnavailableError
-from sinks.opensearch.reader import OpenSearchReader
-from sinks.redis.reader import RedisReader
+from lockstep.sinks.opensearch.reader import OpenSearchReader
+from lockstep.sinks.redis.reader import RedisReader
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
 

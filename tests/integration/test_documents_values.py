@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
-from jobs.documents.rows import NodeRows
-from sinks.contract import Column, Version
-from sinks.documents import Node
-from sinks.floats import text4, text8
+from lockstep.jobs.documents.rows import NodeRows
+from lockstep.sinks.contract import Column, Version
+from lockstep.sinks.documents import Node
+from lockstep.sinks.floats import text4, text8
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_delta_types import Mirror

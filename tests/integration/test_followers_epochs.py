@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.cli.main import run as cdc
-from jobs.apply import following, large
-from jobs.generations.builders import LogBuilder
-from jobs.generations.rebuilding import Rebuild
+from lockstep.jobs.apply import following, large
+from lockstep.jobs.generations.builders import LogBuilder
+from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.followed import Followed
 from tests.integration.test_following import TABLES, in_delta, in_redis, table

@@ -14,8 +14,8 @@ from opensearchpy import OpenSearch
 
 from cdc.errors import Exit
 from cdc.log.follower_reports import read
-from jobs.generations.builders import LogBuilder
-from jobs.generations.rebuilding import Rebuild
+from lockstep.jobs.generations.builders import LogBuilder
+from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed
 from tests.integration.test_following import TABLES, in_delta, in_redis, table

@@ -18,8 +18,8 @@ from cdc.log.follower_reports import SILENT_SECONDS
 from cdc.operate import followers
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
-from jobs.apply.running import Run
-from sinks.contract import Applied
+from lockstep.jobs.apply.running import Run
+from lockstep.sinks.contract import Applied
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 

@@ -16,15 +16,15 @@ from confluent_kafka.admin import AdminClient
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import read
-from jobs.apply import following, large, stores
-from jobs.apply.following import Following
-from jobs.apply.running import Run
-from jobs.generations.builders import LogBuilder
-from jobs.generations.rebuilding import Rebuild
-from jobs.reading_as_of import read_as_of_arrow
-from jobs.spark import cut_source
-from sinks.contract import Generations
-from sinks.memory import STORES, MemorySink
+from lockstep.jobs.apply import following, large, stores
+from lockstep.jobs.apply.following import Following
+from lockstep.jobs.apply.running import Run
+from lockstep.jobs.generations.builders import LogBuilder
+from lockstep.jobs.generations.rebuilding import Rebuild
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.jobs.spark import cut_source
+from lockstep.sinks.contract import Generations
+from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed

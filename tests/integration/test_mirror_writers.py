@@ -19,10 +19,10 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc.errors import ConfigError
-from jobs.copying.mirror_writers import ByTasks, Rows
-from sinks.delta import layout as delta_layout
-from sinks.delta import parts
-from sinks.delta.lake import Commit
+from lockstep.jobs.copying.mirror_writers import ByTasks, Rows
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta import parts
+from lockstep.sinks.delta.lake import Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

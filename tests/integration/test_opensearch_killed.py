@@ -12,8 +12,8 @@ import pytest
 
 from cdc.errors import SwitchedError, UnavailableError
 from cdc.playground.servers.stack import LocalStack
-from sinks.contract import Change, Changes
-from sinks.opensearch.sink import OpenSearchSink
+from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, applied, change, key, row
 from tests.fixtures.store_opensearch import OpenSearchStore
 

@@ -16,10 +16,10 @@ from cdc.errors import (
     SwitchedError,
     UnavailableError,
 )
-from sinks.contract import Change, Changes, Column, Version
-from sinks.opensearch import bulk as opensearch_bulk
-from sinks.opensearch import sink as opensearch
-from sinks.opensearch.sink import OpenSearchSink
+from lockstep.sinks.contract import Change, Changes, Column, Version
+from lockstep.sinks.opensearch import bulk as opensearch_bulk
+from lockstep.sinks.opensearch import sink as opensearch
+from lockstep.sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, VALUES, applied, apply, change, key, row
 from tests.fixtures.busy_opensearch import BusyOpenSearch
 from tests.fixtures.store_opensearch import OpenSearchStore

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from cdc.config.value_options import Values
-from jobs.cuts.schemas import version
-from sinks.contract import Change, Changes, Column, Version
+from lockstep.jobs.cuts.schemas import version
+from lockstep.sinks.contract import Change, Changes, Column, Version
 from tests.contract.under_test import apply
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.store_opensearch import OpenSearchStore

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 from cdc.cli.main import run as cdc
 from cdc.errors import ConfigError
 from cdc.operate.commands.setup import survey, tear_down
-from jobs.generations.builders import LogBuilder, MirrorBuilder
-from jobs.generations.rebuilding import Rebuild
+from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder
+from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed
 

@@ -28,10 +28,10 @@ from opensearchpy import OpenSearch
 from cdc import failpoints
 from cdc.errors import UnavailableError
 from cdc.log.follower_reports import read
-from jobs.generations.builders import LogBuilder
-from jobs.reading_as_of import read_as_of_arrow
-from sinks.opensearch.reader import OpenSearchReader
-from sinks.redis.reader import RedisReader
+from lockstep.jobs.generations.builders import LogBuilder
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.sinks.opensearch.reader import OpenSearchReader
+from lockstep.sinks.redis.reader import RedisReader
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed
 from tests.fixtures.seeds import first_seed

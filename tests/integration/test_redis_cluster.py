@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
-from sinks.redis.sink import RedisSink, Settings
-from sinks.shapes import Shape
+from lockstep.sinks.redis.sink import RedisSink, Settings
+from lockstep.sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, apply
 from tests.fixtures.store_redis import users
 from tests.fixtures.store_redis_cluster import ClusterServers

@@ -20,10 +20,10 @@ from cdc.errors import (
     UnavailableError,
 )
 from cdc.playground.servers.stack import LocalStack
-from sinks.contract import Change, Changes
-from sinks.redis.reader import RedisReader
-from sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
-from sinks.shapes import Shape
+from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.redis.reader import RedisReader
+from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
+from lockstep.sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_redis import users

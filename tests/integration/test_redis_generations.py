@@ -12,12 +12,12 @@ import redis
 from redis.cluster import RedisCluster
 
 from cdc.errors import ConfigError, SwitchedError
-from jobs.generations.comparing import Holding
-from jobs.generations.rebuilding import DivergedError, Rebuild
-from sinks.contract import Applied, Change, Changes, Generations, Version
-from sinks.redis.client import Call, Client, Script
-from sinks.redis.sink import RedisSink, Settings
-from sinks.shapes import Shape
+from lockstep.jobs.generations.comparing import Holding
+from lockstep.jobs.generations.rebuilding import DivergedError, Rebuild
+from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
+from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.sink import RedisSink, Settings
+from lockstep.sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.store_redis_cluster import ClusterServers
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 import redis
 
-from sinks.contract import Change, Changes, Column, Version
-from sinks.redis.sink import RedisSink, Settings
-from sinks.shapes import Shape
+from lockstep.sinks.contract import Change, Changes, Column, Version
+from lockstep.sinks.redis.sink import RedisSink, Settings
+from lockstep.sinks.shapes import Shape
 from tests.contract.under_test import VALUES, applied
 from tests.fixtures.seeds import first_seed
 

@@ -14,7 +14,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.source.connection import SESSION, connect, expect_pinned
-from jobs.copying import adbc
+from lockstep.jobs.copying import adbc
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.servers import Database
 from tests.fixtures.witness import records_of

@@ -11,7 +11,7 @@ from tests.fixtures.spark import need_java
 
 _SCRIPT = """
 from py4j.protocol import Py4JError
-from jobs.spark.session import session
+from lockstep.jobs.spark.session import session
 
 spark = session("memory", short=True, delta=False)
 try:

@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 
 from cdc.errors import GapError, StoppedError, UnavailableError
 from cdc.log import reader
-from jobs import snapshot
-from jobs.copying import direct
-from jobs.copying.data_source import SnapshotSource, table_of
-from sinks.delta import layout as delta_layout
+from lockstep.jobs import snapshot
+from lockstep.jobs.copying import direct
+from lockstep.jobs.copying.data_source import SnapshotSource, table_of
+from lockstep.sinks.delta import layout as delta_layout
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 if TYPE_CHECKING:

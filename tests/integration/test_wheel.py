@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 _FOLDERS = {
     "cdc": "cdc",
     "lockstep": "lockstep",
-    "sinks": "sinks",
-    "jobs": "jobs",
+    "sinks": "lockstep/sinks",
+    "jobs": "lockstep/jobs",
     "migrations": "cdc/migrations",
 }
 
@@ -79,7 +79,11 @@ def test_the_wheel_has_every_file_and_its_migrations_work(
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
-    where = run("-c", "import cdc, sinks, jobs; print(cdc.__file__, sinks.__file__, jobs.__file__)")
+    where = run(
+        "-c",
+        "import cdc, lockstep.sinks, lockstep.jobs as jobs\n"
+        "print(cdc.__file__, lockstep.sinks.__file__, jobs.__file__)",
+    )
     assert all(file.startswith(str(installed)) for file in where.split())
     cdc = ["-m", "cdc.cli.main"]
     config = ["-c", str(bare.config_file)]
@@ -194,7 +198,9 @@ def test_the_packages_readme_leads_nowhere_outside_itself(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         (name,) = (each for each in packed.namelist() if each.endswith(".dist-info/METADATA"))
         text = packed.read(name).decode()
-        assert {"cdc/py.typed", "sinks/py.typed", "jobs/py.typed"} <= set(packed.namelist())
+        assert {"cdc/py.typed", "lockstep/sinks/py.typed", "lockstep/jobs/py.typed"} <= set(
+            packed.namelist()
+        )
     assert "Description-Content-Type: text/markdown" in text
     assert "# Lockstep" in text
     targets = re.findall(r"\]\(([^)]+)\)", text)

@@ -30,7 +30,7 @@ from cdc.source.authority import (
     TriggerKey,
     UnprovenError,
 )
-from jobs.apply.canaries import _sent
+from lockstep.jobs.apply.canaries import _sent
 from tests.property.incremental_world import KEYS, Database, Source, Worker, snapshots
 from tests.property.pgoutput_writer import encode
 from tests.property.stream import MANY, TIME_US, Session, begin, commit, frame, position

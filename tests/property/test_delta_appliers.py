@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from jobs.apply.delta_merge import SparkMerge
-from jobs.reading_as_of import read_as_of_arrow
-from sinks.contract import Change, Changes, Column, Version
-from sinks.delta.settings import Settings
-from sinks.delta.sink import DeltaSink
+from lockstep.jobs.apply.delta_merge import SparkMerge
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.sinks.contract import Change, Changes, Column, Version
+from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.sink import DeltaSink
 from tests.contract.under_test import VALUES, applied
 from tests.fixtures.seeds import first_seed
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from cdc.errors import ConfigError
-from jobs.reading_as_of import read_as_of_arrow
-from sinks.contract import Change, Changes
-from sinks.delta.settings import Settings
-from sinks.delta.sink import DeltaSink
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.sink import DeltaSink
 from tests.contract.under_test import CLICKS, USERS, Row, applied, key, row
 from tests.fixtures.seeds import first_seed
 

@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.delta import actions, lake, layout, parts
-from sinks.delta.actions import Files, put_version
-from sinks.delta.lake import Commit
-from sinks.delta.stats import Stats
+from lockstep.sinks.delta import actions, lake, layout, parts
+from lockstep.sinks.delta.actions import Files, put_version
+from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.stats import Stats
 
 # Characters around the limits at which text is cut and compared, including the last one.
 TEXT = st.text(st.sampled_from("a\x7f\xe9\ud7ff\ue000\U0001f600\U0010ffff"), max_size=34)

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from cdc.config.followers import Document
 from cdc.events import LSN
-from jobs.documents.kinds import DocumentKind, DocumentTables
-from jobs.documents.mirror import MirrorTables, MirrorVersion
-from jobs.documents.rows import NodeRows
-from sinks.contract import Applied, Column, Version
-from sinks.delta.layout import EXACT, SEQ
-from sinks.documents import Node, Row, Terms
+from lockstep.jobs.documents.kinds import DocumentKind, DocumentTables
+from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
+from lockstep.jobs.documents.rows import NodeRows
+from lockstep.sinks.contract import Applied, Column, Version
+from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.documents import Node, Row, Terms
 
 Table = dict[tuple[Any, ...], tuple[int, dict[str, Any]]]  # seq and row by key
 World = dict[str, Table]

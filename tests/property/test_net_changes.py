@@ -8,10 +8,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.cuts.changes import ChangeEvent, event, net
-from jobs.cuts.in_order import in_order
-from jobs.cuts.spool import Spool
-from sinks.contract import Change
+from lockstep.jobs.cuts.changes import ChangeEvent, event, net
+from lockstep.jobs.cuts.in_order import in_order
+from lockstep.jobs.cuts.spool import Spool
+from lockstep.sinks.contract import Change
 from tests.property.followed_world import CLICKS
 from tests.property.test_reduce import Cuts, Following, Partitions, by_table, made
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.shapes import Placer, Shape
+from lockstep.sinks.shapes import Placer, Shape
 
 
 @settings(max_examples=200)

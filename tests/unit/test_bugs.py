@@ -16,7 +16,7 @@ from cdc.operate.logs import setup_logging
 from cdc.runtime import bugs
 from cdc.snapshot.initial.spark_runner import SparkRunner
 from cdc.source.connection import translate
-from sinks.opensearch.client import Reason, refusal
+from lockstep.sinks.opensearch.client import Reason, refusal
 
 VALUE = "ada@x.org"
 

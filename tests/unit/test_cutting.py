@@ -10,8 +10,8 @@ import pytest
 from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log.records import FrontierRecord
-from jobs.cuts.cutting import Cut, Cutter, Limits
-from sinks.contract import Applied
+from lockstep.jobs.cuts.cutting import Cut, Cutter, Limits
+from lockstep.sinks.contract import Applied
 
 NEW = Applied("shop", 1, 0, LSN(0), 0, 0, 0, {})
 MANY = 1_000_000

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from sinks.delta.retype import retyped
+from lockstep.sinks.delta.retype import retyped
 
 TEXT: Final = pa.string()
 SINGLE, DOUBLE, LONG = pa.float32(), pa.float64(), pa.int64()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cdc.decode.types import TYPE_NAMES
-from sinks.delta import layout as delta_layout
-from sinks.delta.types import TEXT, DeltaType, delta_type, fixed_type
+from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.types import TEXT, DeltaType, delta_type, fixed_type
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "DELTA.md").read_text("utf-8")
 _ROWS = re.findall(

@@ -11,7 +11,7 @@ from cdc.config import Config
 from cdc.config.model import Log, Source
 from cdc.errors import ConfigError
 from cdc.log.partitions import Range
-from jobs.spark.kafka_options import java, reading
+from lockstep.jobs.spark.kafka_options import java, reading
 
 
 def test_a_login_and_certificates_have_javas_form(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ AROUND = ("cli", "playground", "client")
 
 def name_of(path: Path) -> str:
     """Return the module's dotted name."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    package = () if parts[0] in {"cdc", "migrations"} else ("lockstep",)
+    return ".".join((*package, *parts)).removesuffix(".__init__")
 
 
 MODULES = {

@@ -16,7 +16,7 @@ _FROM_ZIP = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import cdc.playground.servers.artifacts, jobs.copying.tasks, sinks.delta.types
-from sinks.redis.scripts import APPLY
+from lockstep.sinks.redis.scripts import APPLY
 assert cdc.__file__.startswith(sys.argv[1]), cdc.__file__
 assert APPLY.startswith("local TOKEN_LENGTH")
 print(len(cdc.playground.servers.artifacts.lock_sections()["spark"]))

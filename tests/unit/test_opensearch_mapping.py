@@ -10,10 +10,18 @@ import pytest
 
 from cdc.decode.types import TYPE_NAMES
 from cdc.errors import ConfigError
-from sinks.contract import Column, Version
-from sinks.opensearch.mapping import Documents, Ids, alias, digest, field, field_name, properties
-from sinks.opensearch.sink import OpenSearchSink
-from sinks.opensearch.tables import OpenSearchOptions
+from lockstep.sinks.contract import Column, Version
+from lockstep.sinks.opensearch.mapping import (
+    Documents,
+    Ids,
+    alias,
+    digest,
+    field,
+    field_name,
+    properties,
+)
+from lockstep.sinks.opensearch.sink import OpenSearchSink
+from lockstep.sinks.opensearch.tables import OpenSearchOptions
 from tests.contract.under_test import USERS, VALUES
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "FOLLOWERS.md").read_text("utf-8")

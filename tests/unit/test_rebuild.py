@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
-from jobs.generations import comparing
-from jobs.generations.comparing import Difference, Holding, Newest
-from jobs.generations.rebuilding import AS_OF_ABOVE, DivergedError, Rebuild
-from sinks.contract import Applied, Change, Changes, Generations, Version
-from sinks.memory import STORES, MemorySink
+from lockstep.jobs.generations import comparing
+from lockstep.jobs.generations.comparing import Difference, Holding, Newest
+from lockstep.jobs.generations.rebuilding import AS_OF_ABOVE, DivergedError, Rebuild
+from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
+from lockstep.sinks.memory import STORES, MemorySink
 from tests.contract.under_test import LINES, USERS, applied, change, key, row
 
 TABLES = {version.name: version for version in (USERS, LINES)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sinks.redis import scripts
+from lockstep.sinks.redis import scripts
 
 FOLDER = Path(scripts.__file__).with_name("lua")
 FILES = sorted(FOLDER.glob("*.lua"))

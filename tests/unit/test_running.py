@@ -14,11 +14,11 @@ from cdc.config import Config, Log, Source
 from cdc.errors import Exit, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
-from jobs.apply import opening, running
-from jobs.apply.opening import open_store
-from jobs.apply.running import Run
-from sinks.contract import Applied
-from sinks.memory import STORES, MemorySink
+from lockstep.jobs.apply import opening, running
+from lockstep.jobs.apply.opening import open_store
+from lockstep.jobs.apply.running import Run
+from lockstep.sinks.contract import Applied
+from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures.reported import reported
 
 
@@ -264,7 +264,7 @@ def test_a_stop_logs_no_error_of_what_it_interrupted(
         run.stop()
         raise UnavailableError("broken off", hint="")
 
-    with caplog.at_level(logging.DEBUG, "jobs.follow"):
+    with caplog.at_level(logging.DEBUG, "lockstep.jobs.follow"):
         assert made(session).run() is Exit.OK
     assert [record.getMessage() for record in caplog.records] == ["cache: stopped"]
 

@@ -8,9 +8,9 @@ import pickle
 import pytest
 
 from cdc.errors import ConfigError
-from sinks.contract import Change
-from sinks.redis.names import SLOTS, Names, slot_of, tags
-from sinks.shapes import Placer, Shape, Shaper, Template, number_of, text_of
+from lockstep.sinks.contract import Change
+from lockstep.sinks.redis.names import SLOTS, Names, slot_of, tags
+from lockstep.sinks.shapes import Placer, Shape, Shaper, Template, number_of, text_of
 from tests.contract.under_test import LINES, USERS
 
 

@@ -1,7 +1,7 @@
 """What spark-submit needs from us: jars that Spark lacks, and our own code for a cluster.
 
 The jars are the lock's section `spark`, fetched like the servers' jars; their versions match the
-Spark that `lockstep-cdc[spark]` installs. The code is `cdc`, `sinks` and `jobs` as one zip; their
+Spark that `lockstep-cdc[spark]` installs. The code is `cdc` and `lockstep` as one zip; their
 dependencies must be installed where executors run.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdc.playground.servers.progress import Progress
 
 _SECTION: Final = "spark"
-_PACKAGES: Final = ("cdc", "lockstep", "sinks", "jobs")
+_PACKAGES: Final = ("cdc", "lockstep", "lockstep.jobs", "lockstep.sinks")
 # Settings of the session: those that affect values.
 VALUES: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -56,7 +56,7 @@ def conf(*, quiet: bool = False) -> dict[str, str]:
     found = {**VALUES, **DELTA}
     if quiet:
         found["spark.driver.defaultJavaOptions"] = NO_MEMORY
-        logging = _folder("jobs") / "spark" / "log4j2-submit.properties"
+        logging = _folder("lockstep.jobs") / "spark" / "log4j2-submit.properties"
         found["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging.as_uri()}"
     return found
 
@@ -69,7 +69,7 @@ def conf_options(*, quiet: bool = False) -> list[str]:
 
 def job(name: str) -> Path:
     """Return the file of a job, for spark-submit."""
-    return _folder("jobs") / f"{name}.py"
+    return _folder("lockstep.jobs") / f"{name}.py"
 
 
 def pack(target: Path) -> int:
@@ -80,7 +80,7 @@ def pack(target: Path) -> int:
             folder = _folder(package)
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and path.suffix not in _LEFT_OUT:
-                    archive.write(path, Path(package) / path.relative_to(folder))
+                    archive.write(path, Path(*package.split(".")) / path.relative_to(folder))
         written = len(archive.namelist())
     part.replace(target)
     return written

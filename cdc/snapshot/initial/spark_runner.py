@@ -42,7 +42,7 @@ def installed() -> bool:
 
 def script() -> Path | None:
     """Return the path of the job, or None."""
-    spec = find_spec("jobs")
+    spec = find_spec("lockstep.jobs")
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder) / "snapshot.py"
         if path.exists():
