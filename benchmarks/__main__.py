@@ -22,6 +22,7 @@ from benchmarks import (
     follow_delta,
     follow_many,
     follow_redis,
+    follow_restart,
     follow_search,
     latency,
     many_tables,
@@ -70,6 +71,7 @@ BENCHMARKS = {
     follow_search.NAME: Benchmark(follow_search.run, 5, 5),
     follow_delta.NAME: Benchmark(follow_delta.run, 9, 5),
     follow_many.NAME: Benchmark(follow_many.run, 3, 3),
+    follow_restart.NAME: Benchmark(follow_restart.run, 8, 8),
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

@@ -25,7 +25,7 @@ class Family:
 
     def look(self) -> None:
         """Sample every living process."""
-        for pid in _below(self._pid):
+        for pid in below(self._pid):
             self._cpu[pid] = max(self._cpu.get(pid, 0.0), measure.cpu_seconds(pid))
             peak = measure.peak_rss_mb(pid)
             if peak:
@@ -46,7 +46,8 @@ class Family:
         return found
 
 
-def _below(pid: int) -> list[int]:
+def below(pid: int) -> list[int]:
+    """Return a process and its descendants."""
     found, asked = [], [pid]
     while asked:
         one = asked.pop()

@@ -40,6 +40,8 @@ _VERSION: Final = Version(
 class RedisStore:
     """A Redis server with an append-only file, as the embedded stack starts it."""
 
+    follower = FOLLOWER
+
     def __init__(self, url: str, pid: int) -> None:
         self._url = url
         self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=60.0)
@@ -47,7 +49,7 @@ class RedisStore:
         self.pids: tuple[int, ...] = (pid,)
 
     def seq(self) -> int:
-        seq, applying = self._client.hmget(f"{RUN}:cdc:{FOLLOWER}", "seq", "applying")
+        seq, applying = self._client.hmget(f"{RUN}:cdc:{self.follower}", "seq", "applying")
         return 0 if seq is None or applying else int(seq)
 
     def check(self, count: int) -> None:

@@ -65,6 +65,8 @@ class StockNode(OpenSearchServer):
 class SearchStore:
     """One node of OpenSearch, as the embedded stack starts it."""
 
+    follower = FOLLOWER
+
     def __init__(self, url: str, pid: int) -> None:
         self._url = url
         self._client = OpenSearch(url, timeout=120)
@@ -74,7 +76,7 @@ class SearchStore:
     def seq(self) -> int:
         # 404 before there is a record, 503 just after its index was created, 429 when busy.
         how = {"_source_includes": "seq,applying", "ignore": (404, 429, 503)}
-        said = self._client.get(index=f"{RUN}-followers", id=FOLLOWER, params=how)
+        said = self._client.get(index=f"{RUN}-followers", id=self.follower, params=how)
         found = said.get("_source", {})
         return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
 

@@ -1,8 +1,9 @@
 """The followers as a Spark app: `spark-submit jobs/follow.py --config lockstep.yaml`.
 
-One session, one streaming query per follower. A follower that halts does not affect the others; the
-exit code is the worst of all. Positions are only in the stores, so the app may be killed at any
-time and started anywhere, even twice.
+One session, one streaming query per follower; until Spark has started, followers apply small cuts
+in this process. A follower that halts does not affect the others; the exit code is the worst of
+all. Positions are only in the stores, so the app may be killed at any time and started anywhere,
+even twice.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,11 +26,10 @@ from cdc.events import LSN
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.apply.running import Run
+from lockstep.jobs.spark.starting import SparkStart
 
 if TYPE_CHECKING:
     from types import FrameType
-
-    from pyspark.sql import SparkSession
 
     from cdc.config import Config
 
@@ -83,19 +84,14 @@ def main(
 class Stopping:
     """The handler of SIGTERM and SIGINT, from the job's start on.
 
-    While Spark starts, nothing has been written, so the process just exits: the JVM, which may take
-    minutes on a busy machine, ends with its standard input. Later the followers finish their
-    batches; a batch that takes too long is interrupted, as by a kill, and repeated at the next
-    start.
+    Before the followers start, the process just exits. Later they finish their batches; a batch
+    that takes too long is interrupted, as by a kill, and repeated at the next start. A JVM that
+    still starts, which may take minutes on a busy machine, ends with its standard input.
     """
 
     def __init__(self) -> None:
         self.requested = threading.Event()
         self.is_starting = True
-        self.install()
-
-    def install(self) -> None:
-        """Install the handlers. Call it again after Spark has started, which replaces SIGINT's."""
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._on_signal)
 
@@ -121,17 +117,18 @@ def follow(
     """Run followers until asked to stop, or until all have ended; return the most severe code."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    lines.say(f"starting Spark for {', '.join(names)}", followers=names)
-    spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
-    stopping.install()
+    lines.say(f"opening the stores of {', '.join(names)}; Spark starts meanwhile", followers=names)
+    spark = SparkStart(
+        partial(app.session_of, f"lockstep followers of {config.pipeline}", config, names),
+        {name for name in names if not config.followers[name].documents},
+    )
     runs = [_run(spark, config, path, name, until, folder) for name in names]
     stopping.is_starting = False
-    lines.say("Spark has started; opening the stores", followers=names)
     printer = ProgressPrinter(runs, lines)
     _await(runs, stopping.requested, lines)
     printer.close()
-    with suppress(Exception):  # the JVM may have received the same signal
-        spark.stop()
+    with suppress(Exception):  # it did not start, or the JVM may have received the same signal
+        spark.session.result(0).stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
 
@@ -151,7 +148,7 @@ def _await(runs: list[Run], stop: threading.Event, lines: Lines) -> None:
 
 
 def _run(
-    spark: SparkSession,
+    spark: SparkStart,
     config: Config,
     path: Path,
     name: str,

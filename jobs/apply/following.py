@@ -4,6 +4,9 @@ The flow of a batch, all of it in `Batches.apply`: read exactly the cut's offset
 partition's count with the frontiers', reduce each table, `begin`, `write` table by table, `commit`
 the frontier. Nothing is written before all counts agree. The position is in the store only: each
 session reads it from there, and gives Spark a new checkpoint directory.
+
+While Spark still starts, this process takes the cuts itself, as far as they are small, and hands
+over to the query at a frontier.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import shutil
 import tempfile
 import threading
 import time
+from concurrent.futures import CancelledError, Future
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -34,8 +38,10 @@ from lockstep.jobs.copying.driving import translated
 from lockstep.jobs.cuts.dead_letters import CutLetters
 from lockstep.jobs.cuts.reduce import Bounds
 from lockstep.jobs.cuts.schemas import Schemas
+from lockstep.jobs.cuts.tail import CutTail
 from lockstep.jobs.spark import cut_source
 from lockstep.jobs.spark.session import delete_with_jvm
+from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.contract import Applied, StoreState
 
 if TYPE_CHECKING:
@@ -43,7 +49,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
@@ -64,6 +69,8 @@ _STOP_SECONDS: Final = 5.0
 _SIGNAL_SECONDS: Final = 1.0
 _STARTING: Final = threading.Lock()
 
+_T = TypeVar("_T")
+
 
 class SparkEndedError(CDCError):
     """The session's JVM has ended: this process can do nothing further."""
@@ -83,7 +90,7 @@ class Following:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | SparkStart,
         config: Config,
         config_file: Path,
         name: str,
@@ -106,9 +113,10 @@ class Following:
                 return
             failpoints.reach("follow_opened")
             scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
+            batches = Batches(self._config, self._name, self._sink, run, state, scratch)
             try:
-                delete_with_jvm(self._spark, scratch)
-                self._query(run, state, scratch)
+                with closing(batches):
+                    self._follow(run, batches, scratch)
             except (PySparkException, Py4JJavaError) as error:
                 # The killed worker may be the one in which Spark loads the source.
                 raise translated(error) from error
@@ -121,42 +129,93 @@ class Following:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _query(self, run: Run, state: StoreState, scratch: Path) -> None:
-        batches = Batches(self._config, self._name, self._sink, run, state, scratch)
-        follower = self._config.followers[self._name]
-        start = cut_source.Start(
-            self._file,
-            self._name,
-            state.applied,
-            state.reached,
-            batches.pace,
-            self._through,
-        )
-        self._spark.dataSource.register(cut_source.CutSource)
-        writer = (
-            self._spark.readStream.format(cut_source.NAME)
-            .options(**start.options())
-            .load()
-            .observe("lockstep", expr("sum(events) events"), expr("max(seq) seq"))
-            .writeStream.queryName(_query_name(self._config, self._name, state.applied))
-            .option("checkpointLocation", str(scratch / "checkpoint"))
-            .foreachBatch(batches.take)
-        )
-        if follower.every_seconds:
-            writer = writer.trigger(processingTime=f"{follower.every_seconds} seconds")
-        with closing(batches):
-            self._await(run, self._started(run, writer), batches)
+    def _follow(self, run: Run, batches: Batches, scratch: Path) -> None:
+        hand_over = scratch / "state"
+        if isinstance(self._spark, SparkStart):
+            query = self._while_starting(run, batches, hand_over, self._spark)
+            if query is None:
+                return
+            cut_source.hand_over(batches.state, hand_over)
+        else:
+            cut_source.hand_over(batches.state, hand_over)
+            query = self._started(run.stopping, self._spark, batches, hand_over)
+        self._await(run, query, batches)
 
-    def _started(self, run: Run, writer: DataStreamWriter) -> StreamingQuery:
+    def _while_starting(
+        self, run: Run, batches: Batches, hand_over: Path, spark: SparkStart
+    ) -> StreamingQuery | None:
+        """Take small cuts until the query has started; None if nothing is left to do."""
+        ending = threading.Event()
+        query: Future[StreamingQuery] = Future()
+
+        def start() -> None:
+            try:
+                session = _result(spark.session, ending)
+                query.set_result(self._started(ending, session, batches, hand_over))
+            except BaseException as error:  # noqa: BLE001 - raised where the query is used
+                query.set_exception(error)
+
+        starting = threading.Thread(target=start, name=f"query-{self._name}", daemon=True)
+        starting.start()
+        taken = None
+        try:
+            if self._take_small(run, batches, spark, query):
+                taken = _result(query, run.stopping)
+        except CancelledError:  # asked to stop
+            pass
+        finally:
+            ending.set()
+            starting.join()
+            if taken is None and query.exception() is None:
+                stop(query.result())
+        return taken
+
+    def _take_small(
+        self, run: Run, batches: Batches, spark: SparkStart, query: Future[StreamingQuery]
+    ) -> bool:
+        """Take cuts until the query can; return False if nothing is left to do."""
+        with closing(
+            CutTail(self._config, self._name, batches.state, self._through, batches.pace)
+        ) as cuts:
+            while not query.done():
+                if run.stopping.is_set() or self._reached(batches.applied):
+                    return False
+                cut = cuts.next(_POLL_SECONDS)
+                if cut is None:
+                    run.polled()
+                    spark.want(self._name)
+                elif not batches.take_small(cut):
+                    spark.want(self._name)
+                    break
+        return True
+
+    def _started(
+        self, ending: threading.Event, spark: SparkSession, batches: Batches, hand_over: Path
+    ) -> StreamingQuery:
         """Start the query, one at a time in this process.
 
         Spark waits ten seconds for a source's process to answer, and several that start at once on
         a busy machine take longer.
         """
+        follower, scratch = self._config.followers[self._name], hand_over.parent
+        delete_with_jvm(spark, scratch)
+        start = cut_source.Start(self._file, self._name, hand_over, batches.pace, self._through)
+        spark.dataSource.register(cut_source.CutSource)
+        writer = (
+            spark.readStream.format(cut_source.NAME)
+            .options(**start.options())
+            .load()
+            .observe("lockstep", expr("sum(events) events"), expr("max(seq) seq"))
+            .writeStream.queryName(_query_name(self._config, self._name, batches.applied))
+            .option("checkpointLocation", str(scratch / "checkpoint"))
+            .foreachBatch(batches.take)
+        )
+        if follower.every_seconds:
+            writer = writer.trigger(processingTime=f"{follower.every_seconds} seconds")
         with _STARTING:
             query = writer.start()
             while query.isActive and query.status["message"].startswith("Initializing"):
-                if run.stopping.wait(_POLL_SECONDS):
+                if ending.wait(_POLL_SECONDS):
                     break
             return query
 
@@ -173,8 +232,7 @@ class Following:
             failed = query.exception()
         finally:
             batches.end()
-            with suppress(PySparkException, Py4JError, OSError):
-                query.stop()
+            stop(query)
         if batches.error is not None:
             raise batches.error
         if failed is not None:
@@ -182,6 +240,20 @@ class Following:
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until
+
+
+def stop(query: StreamingQuery) -> None:
+    """Stop a query, whether or not its JVM still answers."""
+    with suppress(PySparkException, Py4JError, OSError):
+        query.stop()
+
+
+def _result(future: Future[_T], ending: threading.Event) -> _T:
+    """Return the result once there is one; raise CancelledError if that is no longer needed."""
+    while not ending.is_set():
+        with suppress(TimeoutError):
+            return future.result(_POLL_SECONDS)
+    raise CancelledError
 
 
 def has_ended(error: Py4JError | ConnectionError) -> bool:
@@ -208,7 +280,7 @@ class Batches:
         state: StoreState,
         scratch: Path,
     ) -> None:
-        self.applied = state.applied
+        self.applied, self._torn = state
         self.error: Exception | None = None
         self.pace = scratch / "pace"
         self._config, self._name, self._sink = config, name, sink
@@ -216,7 +288,6 @@ class Batches:
         self._reader = RangeReader(config)
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
-        self._torn = state.reached
         self._large = Large(config, sink, self._schemas, self._applying, self._reader)
         follower = config.followers[name]
         # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
@@ -226,6 +297,11 @@ class Batches:
         self._event_bytes = 0.0
         self._batch_lock = threading.Lock()
         self._ended = False
+
+    @property
+    def state(self) -> StoreState:
+        """The store's frontier, and how far an interrupted cut may have been written."""
+        return StoreState(self.applied, self._torn)
 
     def close(self) -> None:
         self._reader.close()
@@ -250,6 +326,14 @@ class Batches:
             self.error = error
             raise
 
+    def take_small(self, cut: Cut) -> bool:
+        """Apply a cut without Spark; return False, with nothing written, if it is too large."""
+        try:
+            return self.apply(None, cut)
+        except CDCError as error:
+            above = self.applied.seq
+            raise with_remedy(error, self._name, f"after seq {above}") from error
+
     def _take(self, frame: DataFrame) -> None:
         if self._ended or self._run.stopping.is_set():
             return
@@ -263,8 +347,8 @@ class Batches:
         failpoints.reach("follow_cut")
         self.apply(frame.sparkSession, cut)
 
-    def apply(self, spark: SparkSession, cut: Cut) -> None:
-        """Apply the cut to the store."""
+    def apply(self, spark: SparkSession | None, cut: Cut) -> bool:
+        """Apply the cut to the store; return False, with nothing written, if it needs Spark."""
         began = time.monotonic()
         applied = self._frontier(cut)
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
@@ -274,6 +358,8 @@ class Batches:
         if cut.events <= self._most_events:
             records = self._reader.read(ranges, self._most_bytes)
         if records is None:
+            if spark is None:
+                return False
             messages = (names.messages_topic(self._config.prefix), 0)
             records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}
             self._check(cut, records)
@@ -288,6 +374,7 @@ class Batches:
         canary = canaries.newest(self._config, records)
         self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
         failpoints.reach("follow_reported")
+        return True
 
     def _apply_small(
         self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters

@@ -6,8 +6,9 @@ row per partition; each row has the frontier at the cut's end. A cut of no parti
 without a topic. An error is also one row, with `error` set: the follower decides how to handle it.
 
 The rows are returned with the offset, so that no task has to read them. The follower's position
-comes from its store, by the option `applied`: Spark's checkpoint is scratch data and never read
-again.
+comes from its store, in the file that the option `state` names: Spark's checkpoint is scratch data
+and never read again. While there is no such file, there are no cuts: the follower itself takes them
+until the query has started.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from cdc.config import load
 from cdc.errors import CDCError, ConfigError
 from cdc.events import LSN
-from cdc.log.frontier_tail import FrontierTail
 from cdc.runtime import bugs
-from lockstep.jobs.cuts.chosen import Chosen
-from lockstep.jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
-from lockstep.sinks.contract import Applied
+from lockstep.jobs.cuts.cutting import Cut, CutPart
+from lockstep.jobs.cuts.tail import CutTail
+from lockstep.sinks.contract import Applied, StoreState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 NAME: Final = "lockstep_cuts"
 # How many seconds one poll for frontier records may take: stopping a query waits for it.
 _POLL_SECONDS: Final = 0.25
+_HAND_OVER_SECONDS: Final = 0.05
 _SCHEMA: Final = (
     "topic string, partition int, start long, end long, events long, above long,"
     " epoch long, lsn long, seq long, committed_at_us long, place long, error string"
@@ -50,8 +51,7 @@ class Start(NamedTuple):
 
     config: Path
     follower: str
-    applied: Applied
-    reached: int
+    state: Path  # a file with the store's frontier, as `hand_over` writes it
     pace: Path  # a file with the recent size of an event in bytes
     through: LSN | None = None  # no cut ends above it
 
@@ -60,13 +60,18 @@ class Start(NamedTuple):
         return {
             "config": str(self.config),
             "follower": self.follower,
-            "applied": msgspec.json.encode(
-                {**self.applied._asdict(), "lsn": str(self.applied.lsn)}
-            ).decode(),
-            "reached": str(self.reached),
+            "state": str(self.state),
             "pace": str(self.pace),
             "through": "" if self.through is None else str(self.through),
         }
+
+
+def hand_over(state: StoreState, file: Path) -> None:
+    """Let the source's cuts start at the store's frontier."""
+    fields = {**state.applied._asdict(), "lsn": str(state.applied.lsn)}
+    part = file.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode([fields, state.reached]))
+    part.replace(file)
 
 
 class CutSource(DataSource):
@@ -88,23 +93,15 @@ class CutReader(SimpleDataSourceStreamReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._config = load(Path(options["config"]))
-        follower = self._config.followers[options["follower"]]
-        self._pace = Path(options["pace"])
-        self._applied = Applied.from_fields(msgspec.json.decode(options["applied"]))
-        self._cutter = Cutter(
-            self._applied,
-            Chosen(self._config, follower).follows,
-            Limits(follower.max_events, follower.max_bytes, follower.max_events_per_second),
-            int(options["reached"]),
-            LSN.parse(options["through"]) if options["through"] else None,
-        )
-        self._tail: FrontierTail | None = None
+        self._follower = options["follower"]
+        self._state, self._pace = Path(options["state"]), Path(options["pace"])
+        self._through = LSN.parse(options["through"]) if options["through"] else None
+        self._cuts: CutTail | None = None
         self._failures = 0
         sys.excepthook = _print_error
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        at = self._applied
-        return {"place": at.place, "epoch": at.epoch, "lsn": str(at.lsn), "seq": at.seq}
+        return {}  # the store's own frontier
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
         """Return the rows of the next cut and its frontier; no rows and `start` if there is none.
@@ -134,18 +131,14 @@ class CutReader(SimpleDataSourceStreamReader):
         )
 
     def _next(self) -> Cut | None:
-        if self._tail is None:
-            self._tail = FrontierTail(self._config, self._applied.place, self._applied.seq)
-        cutter, tail = self._cutter, self._tail
-        wait = _POLL_SECONDS if cutter.waiting == 0 else 0.0
-        for record, offset in () if cutter.has_enough else tail.arrivals(wait):
-            cutter.add(record, offset)
-        if self._pace.exists():
-            cutter.limits.event_bytes = float(self._pace.read_text("ascii") or 0)
-        cut = cutter.take(time.monotonic())
-        if cut is None and cutter.waiting:
-            time.sleep(_POLL_SECONDS / 10)  # the next cut is not due yet
-        return cut
+        if self._cuts is None:
+            if not self._state.exists():
+                time.sleep(_HAND_OVER_SECONDS)
+                return None
+            fields, reached = msgspec.json.decode(self._state.read_bytes())
+            state = StoreState(Applied.from_fields(fields), reached)
+            self._cuts = CutTail(self._config, self._follower, state, self._through, self._pace)
+        return self._cuts.next(_POLL_SECONDS)
 
 
 def rows(cut: Cut) -> list[tuple[Any, ...]]:

@@ -1,0 +1,43 @@
+"""A Spark session that starts while followers already work without it.
+
+Starting a JVM takes most of a small machine for ten seconds. So it waits until each follower has
+caught up with the log or cannot continue without it, though not for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+# How long followers may work before Spark starts anyway.
+_WAIT_SECONDS: Final = 5.0
+
+
+class SparkStart:
+    """Starts a session in a thread of its own, once all `followers` want it."""
+
+    def __init__(self, start: Callable[[], SparkSession], followers: set[str]) -> None:
+        self.session: Future[SparkSession] = Future()
+        self._start, self._missing = start, set(followers)
+        self._wanted = threading.Event()
+        if followers:
+            threading.Thread(target=self._run, name="spark-start", daemon=True).start()
+
+    def want(self, follower: str) -> None:
+        """Note that a follower has nothing more to do without Spark."""
+        self._missing.discard(follower)
+        if not self._missing:
+            self._wanted.set()
+
+    def _run(self) -> None:
+        self._wanted.wait(_WAIT_SECONDS)
+        try:
+            self.session.set_result(self._start())
+        except BaseException as error:  # noqa: BLE001 - raised where the session is used
+            self.session.set_exception(error)
