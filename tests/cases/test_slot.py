@@ -26,7 +26,13 @@ def test_a_slot_that_a_stranger_reads_is_waited_for_and_taken_over(case: Case) -
     assert line.daemon.wait_ready().term() == 0
     publication, slot = line.config.publication, line.config.slot
     # Not as a context: it would commit, which a walsender that streams does not accept.
-    stranger = psycopg.connect(case.database.dsn, autocommit=True, replication="database")
+    # It sends no feedback: without a timeout it keeps the slot however long the daemon takes.
+    stranger = psycopg.connect(
+        case.database.dsn,
+        autocommit=True,
+        replication="database",
+        options="-c wal_sender_timeout=0",
+    )
     with closing(stranger):
         stranger.pgconn.send_query(
             f"START_REPLICATION SLOT {slot} LOGICAL 0/0"

@@ -95,7 +95,7 @@ def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None
     result = outcome(tmp_path / "demo", "--for", "6s", "--seed", "7")
     assert result["tables"] == 8
     assert result["initial"] == OLD_ROWS
-    assert result["changes"] > 50
+    assert result["changes"] > 10
     assert not (tmp_path / "demo" / "data").exists()
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cdc.playground.servers.stack import LocalStack
 
 CONVERGE_SECONDS: Final = 600.0
-_STOP_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 180.0
 _LOOK_SECONDS: Final = 0.2
 _SHOWN_CHARACTERS: Final = 4_000
 # Exit codes that a restart would only repeat.

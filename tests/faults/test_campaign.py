@@ -27,7 +27,7 @@ _RESULT = os.environ.get("LOCKSTEP_RESULT")
 @pytest.mark.long("more faults", again=True)
 @pytest.mark.campaign
 @pytest.mark.slow
-@pytest.mark.timeout(240 + 10 * _FAULTS)
+@pytest.mark.timeout(900 + 10 * _FAULTS)
 def test_random_faults_lose_nothing(
     killable_stack: LocalStack,
     killable_pipeline: NewPipeline,

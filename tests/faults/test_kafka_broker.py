@@ -196,7 +196,7 @@ def test_a_right_that_is_revoked_is_named_and_waited_for(
         moves(daemon)
         guarded_broker.revoke(f"{prefix}.", operation, what)
         wait_until(lambda: "kafka-acls.sh" in daemon.log, "it does not say so")
-        assert daemon.state == "reconnecting"
+        daemon.wait_state("reconnecting")
         guarded_broker.allow(f"{prefix}.", operation, what=what)
         moves(daemon)
     witness.check()

@@ -36,7 +36,7 @@ _SEED: Final = first_seed("LOCKSTEP_ROUNDS")
 _AWAY_SECONDS: Final = 3.0
 
 
-def moves(daemon: Daemon, events: int = 30, seconds: float = 90.0) -> float:
+def moves(daemon: Daemon, events: int = 30, seconds: float = 240.0) -> float:
     """Wait until `events` further events are published; return the seconds."""
     seen = daemon.metric("lockstep_events_total")
 
@@ -158,7 +158,7 @@ def setting(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
 @pytest.mark.long("every fault; the first tier has one", again=True)
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.timeout(120 + 40 * ROUNDS)
+@pytest.mark.timeout(900 + 60 * ROUNDS)
 def test_brokers_may_fail_one_after_another_and_all_at_once(
     kafka_cluster: KafkaCluster,
     cluster_pipeline: NewPipeline,

@@ -51,7 +51,11 @@ def test_promoted_with_the_slot_synced_it_goes_on_and_loses_nothing(
     daemon = line.start().wait_ready()
     with Load(pair.both(DATABASE), seed=major, steps_per_second=300) as load:
         wait_until(lambda: pair.ask(_SYNCED, standby=True), "not synced", _SYNC_SECONDS)
-        assert {each.severity for each in about_failover(line)} == {Severity.OK}
+        wait_until(
+            lambda: {each.severity for each in about_failover(line)} == {Severity.OK},
+            "the doctor finds something",
+            pause=1.0,
+        )
         for timeline in (1, 2):
             assert line.resume()[0].timeline == timeline
             seen = load.commits

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,7 +48,10 @@ def publish(line: PipelineUnderTest, key: int) -> None:
 def a_backend(stack: LocalStack) -> int:
     """Return the pid of some client's backend."""
     server = psutil.Process(stack["postgres"].pid)
-    found = [each.pid for each in server.children(recursive=True) if "idle" in each.cmdline()[0]]
+    found = []
+    for each in server.children(recursive=True):
+        with suppress(psutil.Error):  # workers of the server's own come and go
+            found += [each.pid] if "idle" in " ".join(each.cmdline()) else []
     assert found
     return found[0]
 
@@ -183,7 +187,7 @@ class Role:
 
     def end_walsender(self) -> None:
         pid = self.line.slot("active_pid")
-        assert self.line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
+        assert self.line.query("SELECT pg_terminate_backend(%s, 120000)", pid)[0]
 
     def drop(self) -> None:
         self.line.daemon.kill()

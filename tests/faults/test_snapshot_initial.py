@@ -67,7 +67,8 @@ def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPip
             line.start(point).wait_exit(_SECONDS)
         assert (state(line).stage, state(line).generation) == ("running", 1)
         # Tasks that die again and again still make progress, range by range.
-        daemon = line.start("after_range_commit:4")
+        slow = line.write("slow.yaml", snapshot={**_RANGES, "rows_per_second": 500})
+        daemon = line.start("after_range_commit:4", slow)
         wait_until(lambda: "copying again" in daemon.log, "no task was killed", _SECONDS)
         daemon.kill()
         assert state(line).generation == 2

@@ -60,7 +60,7 @@ def test_a_hand_over_that_hung_does_not_commit_after_its_successors(
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as it is there
             if name == where:
                 asleep.set()
-                assert wake.wait(120)
+                assert wake.wait(600)
             return getattr(reader, name)
 
     monkeypatch.setattr(handover, "reader", Slow())

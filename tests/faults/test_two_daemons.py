@@ -21,7 +21,7 @@ from tests.fixtures.witness import Witness, data_records, records_of
 
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
 # A standby polls twice a second; the rest is the start itself, on a busy machine.
-_TAKEOVER_SECONDS = 60.0
+_TAKEOVER_SECONDS = 120.0
 # The broker must notice that a transaction of the zombie is fenced, unless none was open.
 _ZOMBIE_SECONDS = 120.0
 # A timeout of one second, and the broker checks once a second.
@@ -39,7 +39,7 @@ def _moves(daemon: Daemon, events: int = 30) -> None:
 def _release_slot(line: PipelineUnderTest) -> None:
     """End the walsender of a stopped daemon, as its timeout would in the end."""
     pid = line.slot("active_pid")
-    assert line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
+    assert line.query("SELECT pg_terminate_backend(%s, 120000)", pid)[0]
 
 
 def _held(line: PipelineUnderTest) -> dict[Partition, int]:

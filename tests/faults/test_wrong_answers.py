@@ -152,6 +152,12 @@ def test_neither_a_resume_record_that_moves_back_nor_a_negative_count_is_written
             resume.forward(ahead, back)
 
 
+def stranger(line: PipelineUnderTest) -> Producer:
+    """Return a producer whose open transaction no broker ends, and that fences no other test's."""
+    own = {"transactional.id": f"a stranger to {line.config.prefix}"}
+    return Producer(settings(line.config, **own, **{"transaction.timeout.ms": 600_000}))
+
+
 def test_what_is_committed_and_not_yet_visible_is_waited_for(bare: PipelineUnderTest) -> None:
     """Commit markers reach one topic after the other: here an open transaction comes before."""
     line = bare
@@ -160,7 +166,7 @@ def test_what_is_committed_and_not_yet_visible_is_waited_for(bare: PipelineUnder
     topic_name = names.snapshot_topic(line.config.prefix)
     (ours,) = (each for each in topics.internal_topics(line.config) if each.name == topic_name)
     topics.ensure(topics.admin(line.config), line.config, [ours])
-    before = Producer(settings(line.config, **{"transactional.id": "somebody else's"}))
+    before = stranger(line)
     before.init_transactions(60.0)
     before.begin_transaction()
     before.produce(topic_name, b"x", key=b'{"pipeline":"another"}')
@@ -184,7 +190,7 @@ def test_an_open_transaction_hides_records_and_is_no_gap(pipeline: NewPipeline) 
     converge(line.config)
     topic_name = names.data_topic(line.config.prefix, "public", "users")
     end = reader.end_offsets(line.config, [(topic_name, 0)])[topic_name, 0]
-    held = Producer(settings(line.config, **{"transactional.id": "somebody else's"}))
+    held = stranger(line)
     held.init_transactions(60.0)
     held.begin_transaction()
     held.produce(topic_name, b"x", key=b"x", partition=0)

@@ -125,10 +125,17 @@ def test_a_forged_canary_reaches_nobody(pipeline: NewPipeline) -> None:
                 emit(sql, CANARY, content, transactional=transactional)
         emit(sql, "cdc.other", b"", transactional=False)
         emit(sql, "mine", b"as before", transactional=False)
+    topic = names.messages_topic(line.config.prefix)
+
+    def messages() -> list[dict[str, Any]]:
+        found = reader.read_if_there(line.config, topic)
+        return [json.loads(each.value() or b"") for each in found]
+
+    # The last message of the stranger's is in the log, so all that came before it were judged.
+    wait_until(lambda: any(m["message"]["prefix"] == "mine" for m in messages()), "it is not there")
     before = len(canaries(line))
     wait_until(lambda: len(canaries(line)) > before + 2, "no canary of the daemon's comes")
-    topic = names.messages_topic(line.config.prefix)
-    found = [json.loads(each.value() or b"") for each in reader.read_if_there(line.config, topic)]
+    found = messages()
     assert {each["message"]["prefix"] for each in found} == {CANARY, "mine"}
     now_us = time.time_ns() // 1_000
     sent = [

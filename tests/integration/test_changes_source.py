@@ -14,7 +14,7 @@ import lockstep
 from cdc.events import LSN
 from cdc.log import names, reader, topics
 from lockstep.jobs.cuts import frontiers
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, patiently, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,16 +36,16 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
 
 
 def in_log(line: PipelineUnderTest) -> LSN:
-    """Return an LSN up to which everything committed is in the log, at a frontier."""
+    """Return a frontier's LSN, up to which everything committed is in the log."""
     lsn = LSN.parse(line.query("SELECT pg_current_wal_insert_lsn()::text")[0])
     line.database.execute("SELECT pg_logical_emit_message(true, 'mark', 'x')")
 
-    def there() -> bool:
-        tail = reader.read_frontier_tail(line.config, 1)
-        return bool(tail) and tail[-1][0].lsn >= lsn
+    def newest() -> LSN:
+        tail = patiently(lambda: reader.read_frontier_tail(line.config, 1))
+        return tail[-1][0].lsn if tail else LSN(0)
 
-    wait_until(there, "the frontier has not come")
-    return lsn
+    wait_until(lambda: newest() >= lsn, "the frontier has not come")
+    return newest()
 
 
 def read(
@@ -258,6 +258,8 @@ def test_a_stream_continues_from_its_checkpoint_and_from_a_frontier(
 def test_frontiers_are_found_by_every_kind_of_position(line: PipelineUnderTest) -> None:
     for number in range(200):
         line.database.execute(f"INSERT INTO days VALUES (date '2026-01-01' + {number}, 1)")
+        if number % 8 == 0:
+            in_log(line)  # a frontier more, however large batches are
     in_log(line)
     records = line.frontiers()
     assert len(records) > 20

@@ -13,6 +13,7 @@ from cdc.errors import ConfigError, Exit
 from cdc.operate.health import Health, State
 from cdc.operate.http import MAX_CONNECTIONS, HttpServer, serve
 from cdc.operate.metrics import Metrics
+from cdc.playground.servers import ports
 
 
 @pytest.fixture
@@ -87,7 +88,8 @@ def test_an_empty_address_serves_nothing() -> None:
 
 
 def test_closing_twice_is_harmless_and_frees_the_port(health: Health) -> None:
-    server = serve("127.0.0.1:0", health, Metrics())
+    # No outgoing connection takes a port of this range.
+    server = serve(f"127.0.0.1:{ports.choose()}", health, Metrics())
     assert server is not None
     server.close()
     server.close()

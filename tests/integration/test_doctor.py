@@ -17,6 +17,7 @@ from cdc.errors import Exit
 from cdc.operate.commands.setup import set_up
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Finding, Severity
+from tests.fixtures.daemon import wait_until
 from tests.fixtures.servers import Database, KafkaServer
 
 
@@ -151,7 +152,8 @@ def test_a_changed_partition_count_is_found(
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     topic = f"{topic_prefix}.public.users"
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(120)
+    # The broker learns of them from the controller.
+    wait_until(lambda: findings(path)["log"].severity is Severity.ERROR, "nothing is found")
     found = findings(path)
-    assert found["log"].severity is Severity.ERROR
     assert "has 3 partitions, the resume record pins 2" in found["log"].what
     assert "cdc topics acknowledge" in found["log"].fix

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from cdc.errors import Exit
+from cdc.log import broker_log
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import Database
 
@@ -79,5 +81,8 @@ def test_the_daemon_logs_a_broker_that_is_away_once(pipeline: NewPipeline) -> No
     wait_until(lambda: "Connection refused" in daemon.log, "nothing is said")
     wait_until(lambda: daemon.log.count("starting over") >= 2, "no second session", seconds=120)
     events = [json.loads(each) for each in daemon.log.splitlines() if each.startswith("{")]
-    ours = [each["event"] for each in events if each["logger"] == "cdc.log.librdkafka"]
-    assert len([each for each in ours if "Connection refused" in each]) <= 2, ours
+    ours = [each for each in events if each["logger"] == "cdc.log.librdkafka"]
+    said = [each for each in ours if "Connection refused" in each["event"]]
+    took = datetime.fromisoformat(events[-1]["ts"]) - datetime.fromisoformat(events[0]["ts"])
+    # What was not repeated for so long, as on a busy machine, is logged again.
+    assert len(said) <= 2 * (1 + took // timedelta(seconds=broker_log._QUIET_SECONDS)), said

@@ -49,7 +49,7 @@ def write(ends: Endpoints, text: str) -> None:
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce("kept", text)
-    producer.commit_transaction(30)
+    producer.commit_transaction(120)
 
 
 def read(ends: Endpoints, count: int) -> tuple[list[str], list[str]]:
@@ -63,7 +63,7 @@ def read(ends: Endpoints, count: int) -> tuple[list[str], list[str]]:
     }
     with closing(Consumer(settings)) as consumer:
         consumer.subscribe(["kept"])
-        messages = consumer.consume(count, timeout=30)
+        messages = consumer.consume(count, timeout=120)
         texts = [(message.value() or b"").decode() for message in messages]
     return rows, texts
 

@@ -129,7 +129,7 @@ def amounts_now(store: OpenSearchStore) -> tuple[Amounts, ...]:
 @pytest.fixture
 def client(opensearch_url: str) -> Iterator[OpenSearch]:
     """Return an application's own client."""
-    with OpenSearch(opensearch_url) as client:
+    with OpenSearch(opensearch_url, timeout=60) as client:
         yield client
 
 

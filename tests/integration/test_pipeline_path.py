@@ -25,11 +25,14 @@ Event = dict[str, Any]
 
 def events(line: PipelineUnderTest, count: int) -> list[Event]:
     """Wait for this many events; return all that exist, by seq."""
-    wait_until(
-        lambda: line.resume()[1].seq >= count, f"{line.resume()[1].seq} events, not {count}", 30
-    )
-    found = [record.event for record in data_records(line) if record.value is not None]
-    found.sort(key=lambda event: int(event["source"]["seq"]))
+
+    def exist() -> list[Event]:
+        return [record.event for record in data_records(line) if record.value is not None]
+
+    # First the resume record, which is read faster; a commit reaches one topic after another.
+    wait_until(lambda: line.resume()[1].seq >= count, f"the log lacks events: not {count}")
+    wait_until(lambda: len(exist()) >= count, f"the topics lack events: not {count}")
+    found = sorted(exist(), key=lambda event: int(event["source"]["seq"]))
     assert [event["source"]["seq"] for event in found] == list(range(1, len(found) + 1))
     return found
 
@@ -330,8 +333,7 @@ def test_a_replay_gives_the_same_bytes(pipeline: NewPipeline) -> None:
     """What was sent and not committed is sent again, byte for byte and to the same partition."""
     rows = 20_000
     line = pipeline(_USERS, batch={"max_events": 10 * rows})
-    line.start("before_commit:1").wait_ready()
-    # Large enough that the broker has the first rows before the daemon has read the last.
+    line.start("after_flush:1").wait_ready()
     line.database.execute(f"INSERT INTO users SELECT i, 'u' || i FROM generate_series(1, {rows}) i")
     assert line.daemon.wait_exit() == -signal.SIGKILL
     line.start().wait_ready()

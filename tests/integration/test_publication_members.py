@@ -122,7 +122,7 @@ def test_an_exclusively_locked_table_keeps_nobody_from_reading_the_publication(
     )
     with database.connect() as holder, database.connect() as reader, holder.transaction():
         holder.execute("LOCK TABLE busy IN ACCESS EXCLUSIVE MODE")
-        reader.execute("SET lock_timeout = '1s'")
+        reader.execute("SET lock_timeout = '30s'")
         found = read_publication(reader, "p")
         assert found is not None
         assert [each.table for each in found.published.values()] == ["busy", "free"]

@@ -19,7 +19,7 @@ from cdc.operate.commands.setup import survey, tear_down
 from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import Followed
+from tests.fixtures.followed import LONG, Followed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,6 +157,7 @@ def test_a_damaged_cache_is_rebuilt_while_its_follower_runs(shop: Shop) -> None:
                     run.applied and run.applied.lsn >= until and run.applied.generation == 2
                 ),  # type: ignore[misc]
                 f"{run.name} is {run.state}: {run.error}",
+                LONG,
             )
     shop.check()
     assert shop.command("cache", "--drop-old") == {"dropped": [1, still.generation]}

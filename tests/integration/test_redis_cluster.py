@@ -96,7 +96,7 @@ def test_slots_that_move_while_they_are_written_lose_nothing(
         source.cluster("SETSLOT", slot, "MIGRATING", ids[1 - owner])
         port = target.connection_pool.connection_kwargs["port"]
         while names := source.cluster("GETKEYSINSLOT", slot, 100):
-            source.migrate("127.0.0.1", port, names, 0, 5_000)
+            source.migrate("127.0.0.1", port, names, 0, 60_000)
         with pytest.raises(UnavailableError):  # a script can't create keys until the migration ends
             apply(sink, seq, users(0, 1, seq))
         for node in (target, source):

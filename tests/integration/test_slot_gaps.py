@@ -74,7 +74,7 @@ def produce(line: PipelineUnderTest, key: bytes, value: bytes) -> None:
     """Write to the resume topic, which only Lockstep should do."""
     producer = Producer({"bootstrap.servers": line.bootstrap})
     producer.produce(names.resume_topic(line.config.prefix), value, key)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def end_walsender(line: PipelineUnderTest) -> None:

@@ -51,9 +51,7 @@ def test_a_new_table_is_held_on_to_before_its_first_row(line: PipelineUnderTest)
     line.database.execute(
         "CREATE TABLE more (id int PRIMARY KEY)", f"ALTER PUBLICATION {name} ADD TABLE more"
     )
-    wait_until(
-        lambda: "public.more" in line.resume()[0].publication.tables, "it is not noted", 40.0
-    )
+    wait_until(lambda: "public.more" in line.resume()[0].publication.tables, "it is not noted")
     line.database.execute(f"ALTER PUBLICATION {name} DROP TABLE more")
     line.ends(line.daemon, _CONFIG, "no longer has public.more", seconds=_LOOK_SECONDS)
 

@@ -67,7 +67,7 @@ def test_a_hundred_thousand_subtransactions_leave_what_they_left_in_the_table(
     daemon = line.start().wait_ready()
     line.database.execute(_SUBTRANSACTIONS, "INSERT INTO users VALUES (0, 1)")
     kept = _MANY - _MANY // 3 + 1
-    wait_until(lambda: line.resume()[1].seq == kept, "it does not arrive", 120.0, pause=0.3)
+    wait_until(lambda: line.resume()[1].seq == kept, "it does not arrive", 300.0, pause=0.3)
     assert converge(line.config).events == kept
     assert len(data_records(line)) == kept
     assert daemon.peak_rss_mb < 150

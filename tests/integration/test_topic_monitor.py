@@ -147,7 +147,11 @@ def test_a_record_of_a_newer_format_is_refused(
 def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineUnderTest) -> None:
     topic = users_topic(line)
     stranger = Producer(
-        {"bootstrap.servers": line.bootstrap, "transactional.id": f"stranger-{topic}"}
+        {
+            "bootstrap.servers": line.bootstrap,
+            "transactional.id": f"stranger-{topic}",
+            "transaction.timeout.ms": 600_000,
+        }
     )
     stranger.init_transactions(60)
     stranger.begin_transaction()

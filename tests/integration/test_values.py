@@ -30,7 +30,7 @@ from cdc.source.stream import Stream
 from tests.fixtures.servers import Database
 from tests.property.stream import Session, position
 
-SECONDS = 20.0
+SECONDS = 120.0
 ROLE_SETTINGS = {
     "DateStyle": "German, DMY",
     "TimeZone": "America/New_York",

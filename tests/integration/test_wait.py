@@ -134,8 +134,13 @@ def test_a_token_of_a_commit_is_where_the_log_will_be(
 
 
 def test_the_commands_say_who_is_behind(
-    line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
+    line: PipelineUnderTest,
+    follower: FakeFollower,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Connecting is slow on a busy machine.
+    monkeypatch.setattr("cdc.client._CONNECT_SECONDS", 60.0)
     path = str(line.config_file)
 
     def wait(*words: str) -> tuple[int, str]:
