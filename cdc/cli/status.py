@@ -34,9 +34,9 @@ def status(config: Config, *, as_json: bool) -> int:
 
     The level is ok, degraded or failed, with each cause, since when, and what to do. Exits 0 when
     it is ok or degraded (late, but advancing, or it may pass by itself); 1 when something has
-    failed or is stalled: no daemon reads, a snapshot was skipped, a follower has applied nothing
-    for three minutes; 69 or 77 when a server does not answer or refuses us; 78 when the pipeline is
-    not set up or a person is needed.
+    failed or is stalled: no daemon reads, a snapshot was skipped, a renamed table was not read
+    again, a follower has applied nothing for three minutes; 69 or 77 when a server does not answer
+    or refuses us; 78 when the pipeline is not set up or a person is needed.
     """
     from cdc.operate.status import read_status  # noqa: PLC0415 - not for --help
 

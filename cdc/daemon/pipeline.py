@@ -27,6 +27,7 @@ from cdc.errors import CDCError, GapError, Policy, StoppedError
 from cdc.log import frontiers as frontier_records
 from cdc.log import names, reader, records, resume, topics, trace
 from cdc.log.batch import Batch, BatchContents
+from cdc.log.completeness import Completeness
 from cdc.log.frontiers import Frontiers
 from cdc.log.producer_pool import ProducerPool
 from cdc.log.topic_monitor import TopicMonitor
@@ -122,7 +123,12 @@ class Pipeline:
         self.tables.adopt(self.topic_monitor.pin(proven))
         process, publication = self.process, self.tables.identity.publication
         self.source_monitor = SourceMonitor(
-            config, publication, process.health, process.metrics, process.followed
+            config,
+            publication,
+            process.health,
+            process.metrics,
+            self.completeness,
+            process.followed,
         )
         self._closing.callback(self.source_monitor.close)
 
@@ -153,7 +159,11 @@ class Pipeline:
         numbers = self.run_blocking(lambda: reader.read_column_numbers(config))
         self.position = self.written = position  # committed, and handed to a producer
         relations = Relations(config.prefix, schemas, position.schema_id, numbers)
-        self.tables = TableVersions(config, self.sql, self.admin, self.batch, relations, identity)
+        logged = self.run_blocking(lambda: incremental_topic.load(config, self.admin))
+        self.completeness = Completeness(schemas, logged.replacements)
+        self.tables = TableVersions(
+            config, self.sql, self.admin, self.batch, relations, identity, self.completeness
+        )
         self.frontiers = Frontiers(config.pipeline, identity.epoch, position, ends)
         self.intake = Intake(
             config, self.stream, self.tables, identity, position, self._describe, self._full,
@@ -177,9 +187,7 @@ class Pipeline:
         self._closing.callback(self.incremental.close)
         self.process.metrics.incremental_snapshots = self.incremental.progress
         self.process.metrics.all_incremental_snapshots = self.incremental.known
-        self.incremental.adopt(
-            self.run_blocking(lambda: incremental_topic.load(config, self.admin))
-        )
+        self.incremental.adopt(logged, self.completeness)
         self._confirm()
         self.streaming = True
         self.process.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")

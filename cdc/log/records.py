@@ -172,6 +172,22 @@ class ColumnNumbers(msgspec.Struct, frozen=True, kw_only=True):
     hidden: dict[int, str] = {}
 
 
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that emptied a table's topic and then wrote all of its rows.
+
+    The newest one of each name is kept. What it replaced is what was written under the versions up
+    to `schema_id`, the table's version where the topic was emptied.
+    """
+
+    format: int = FORMAT
+    pipeline: str
+    schema: str
+    table: str
+    schema_id: int
+    snapshot: str  # the id of an incremental one, or `initial` and the generation
+    at_us: int
+
+
 Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord
 R = TypeVar("R", bound=msgspec.Struct)  # cdc.snapshot.initial.records has some more
 

@@ -30,6 +30,7 @@ def daemon_verdict(config: Config, health: Health, metrics: Metrics) -> Verdict:
             daemon=DaemonReport.of(report.body()),
             initial_stage=stage,
             incremental_snapshots=tuple(metrics.all_incremental_snapshots()),
+            incomplete_topics=tuple(metrics.incomplete_topics),
             followers=tuple(metrics.followers()),
             now_us=time.time_ns() // 1_000,
         ),

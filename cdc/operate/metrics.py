@@ -39,6 +39,7 @@ from cdc.source.authority import Refusals
 
 if TYPE_CHECKING:
     from cdc.log.batch import BatchContents
+    from cdc.log.completeness import IncompleteTopic
     from cdc.log.records import ResumePosition
     from cdc.operate.retention import Retention
     from cdc.operate.verdict import Verdict
@@ -167,6 +168,7 @@ class Metrics(Collector):
         self.incremental_snapshots: Callable[[], list[IncrementalRecord]] = list
         # Also those that are over.
         self.all_incremental_snapshots: Callable[[], list[IncrementalRecord]] = list
+        self.incomplete_topics: list[IncompleteTopic] = []  # by the last check of the source
         self.followers: Callable[[], list[FollowerStatus]] = list
         self.events = 0
         self.dead_letter_events = 0

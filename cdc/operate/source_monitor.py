@@ -20,6 +20,7 @@ from cdc.operate import retention
 from cdc.operate.canary import Canary
 from cdc.operate.findings import Finding, note
 from cdc.operate.heartbeat import Heartbeat
+from cdc.operate.incomplete_topics import read_incomplete
 from cdc.operate.retention import Gauge
 from cdc.publication.check import PublicationCheck
 from cdc.source.connection import connect, translated
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
+    from cdc.log.completeness import Completeness
     from cdc.log.records import PinnedPublication
     from cdc.operate.health import Health
     from cdc.operate.metrics import Metrics
@@ -52,9 +54,12 @@ class SourceMonitor:
         recorded: PinnedPublication,
         health: Health,
         metrics: Metrics,
+        completeness: Completeness,
         followed: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start at once; `recorded` is the log's record of the publication.
+
+        Which topics of `completeness` are captured is looked up while there are any.
 
         `followed` is passed to `Canary`.
         """
@@ -62,7 +67,7 @@ class SourceMonitor:
         self._recorded = recorded
         self._publication = PublicationCheck(config.publication, members=True)
         self._health = health
-        self._metrics = metrics
+        self._metrics, self._completeness = metrics, completeness
         self._gauge = Gauge()
         self._heartbeat = Heartbeat(config)
         self._canary = Canary(config, followed)
@@ -138,6 +143,7 @@ class SourceMonitor:
         findings += self._canary.findings
         if slot is not None and slot.failover:
             findings += retention.judge_standbys(read_standby_slots(sql, server))
+        self._metrics.incomplete_topics = read_incomplete(sql, config, self._completeness)
         self._metrics.source_checked(server.timeline, kept, holders)
         self._report(findings)
 

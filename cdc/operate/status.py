@@ -16,13 +16,16 @@ import orjson
 from cdc.errors import CDCError
 from cdc.log import reader
 from cdc.log.client import reach
+from cdc.log.completeness import Completeness
 from cdc.log.inspection import newest_frontier
 from cdc.operate import start_checks
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import FollowersReader, FollowerStatus
+from cdc.operate.incomplete_topics import read_incomplete
 from cdc.operate.retention import Retention, judge
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
 from cdc.snapshot.incremental import topic as incremental_topic
+from cdc.snapshot.incremental.topic import IncrementalLog
 from cdc.snapshot.initial import due, topic
 from cdc.source.connection import connect
 from cdc.source.server import OpenTransaction, Server, open_transactions, read_server
@@ -30,6 +33,7 @@ from cdc.source.slots import Slot, read_slot
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.log.completeness import IncompleteTopic
     from cdc.log.records import FrontierRecord
     from cdc.log.resume import Resume
     from cdc.snapshot.incremental.records import IncrementalRecord
@@ -52,6 +56,7 @@ class Status(NamedTuple):
     snapshot: SnapshotState | None
     followers: list[FollowerStatus]
     incremental_snapshots: list[IncrementalRecord]
+    incomplete_topics: list[IncompleteTopic]
     verdict: Verdict = Verdict(Level.OK, "")
 
     @property
@@ -96,6 +101,7 @@ class Status(NamedTuple):
             "incremental_snapshots": [
                 each.summary for each in self.incremental_snapshots if each.active
             ],
+            "incomplete_topics": [each.fields() for each in self.incomplete_topics],
             "problems": [
                 {"what": each.what, "hint": each.remedy, "exit_code": each.exit_code}
                 for each in self.verdict.of(Level.FAILED)
@@ -141,6 +147,7 @@ def read_status(config: Config) -> Status:
     server = slot = resume = frontier = snapshot = None
     holders: list[OpenTransaction] = []
     snapshots: list[IncrementalRecord] = []
+    completeness = Completeness()
     followers: list[FollowerStatus] = []
     # The slot first: what it confirms is in the log already, so the log, read later, must hold it.
     with unanswered, connect(config) as connection:
@@ -153,10 +160,17 @@ def read_status(config: Config) -> Status:
         reach(config)
         found = reader.read_resume(config)
         newest = newest_frontier(config) if found else None
-        taken = incremental_topic.read(config) if found else []
+        # Before what has replaced their rows, which names versions.
+        schemas = reader.read_schemas(config) if found else []
+        taken = incremental_topic.read_all(config) if found else IncrementalLog([], [], [])
         state = topic.read_state(config)
-        resume, frontier, snapshots = found, newest, taken
+        resume, frontier, snapshots = found, newest, taken.snapshots
         snapshot = state and due.corrected(state, resume)
+        completeness = Completeness(schemas, taken.replacements)
+    incomplete = completeness.incomplete(None)
+    if incomplete and server:
+        with unanswered, connect(config) as connection:
+            incomplete = read_incomplete(connection, config, completeness)
     daemon = daemon_report(config.http.listen)
     at_work = daemon is not None and daemon.get("ready")
     if resume and slot and slot.active_pid is None and not at_work and not unanswered:
@@ -168,8 +182,9 @@ def read_status(config: Config) -> Status:
         with unanswered, closing(FollowersReader(config)) as following:
             followers = following.read(server.wal_lsn if server else None)
     status = Status(
-        config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots
-    )
+        config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots,
+        incomplete,
+    )  # fmt: skip
     facts = PipelineFacts(
         unanswered=tuple(unanswered),
         resume_lsn=resume[1].end_lsn if resume else None,
@@ -179,6 +194,7 @@ def read_status(config: Config) -> Status:
         daemon=DaemonReport.of(daemon) if daemon else None,
         initial_stage=snapshot.stage if snapshot else None,
         incremental_snapshots=tuple(snapshots),
+        incomplete_topics=tuple(incomplete),
         followers=tuple(followers),
         findings=tuple(judge(server, status.retention, holders)),
         now_us=time.time_ns() // 1_000,

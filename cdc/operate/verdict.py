@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from cdc.errors import Exit
 from cdc.operate.findings import Cause, Finding, Level, Severity
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus, judge
-from cdc.operate.readable import duration, size
+from cdc.operate.readable import duration, listed, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
     from cdc.events import LSN
+    from cdc.log.completeness import IncompleteTopic
     from cdc.snapshot.incremental.records import IncrementalRecord
     from cdc.source.slots import Slot
 
@@ -29,6 +30,8 @@ STALE_SECONDS: Final = 60.0
 # An incremental snapshot waits for transactions to end, and reads a chunk again that was changed
 # meanwhile: a wait that is shorter than this is normal.
 _WAITS_SECONDS: Final = 10.0
+# More incomplete topics than this are one cause.
+_TOPICS_NAMED: Final = 8
 _SEE_DOCTOR: Final = "`cdc doctor` shows what can be done"
 _RUN: Final = "cdc run; a daemon that ended by itself logs why, and again when it is started"
 
@@ -91,6 +94,7 @@ class PipelineFacts(NamedTuple):
     daemon: DaemonReport | None = None  # None: it does not answer
     initial_stage: str | None = "done"  # None: the log has no record of an initial snapshot
     incremental_snapshots: tuple[IncrementalRecord, ...] = ()
+    incomplete_topics: tuple[IncompleteTopic, ...] = ()
     followers: tuple[FollowerStatus, ...] = ()
     findings: tuple[Finding, ...] = ()  # of the slot's retention and open transactions
     now_us: int = 0
@@ -103,7 +107,7 @@ def verdict(config: Config, facts: PipelineFacts) -> Verdict:
     # What is missing or lost explains everything else.
     if not causes:
         causes += [*_reading(facts), *_initial(config, facts)]
-    causes += _incremental_snapshots(facts)
+    causes += [*_incremental_snapshots(facts), *_incomplete_topics(facts)]
     for each in facts.findings:
         if each.severity is Severity.WARNING:
             causes.append(Cause(Level.DEGRADED, each.check, each.what, each.fix))
@@ -229,6 +233,29 @@ def _incremental_snapshots(facts: PipelineFacts) -> Iterator[Cause]:
             what = f"{name} has read nothing for {duration(since)}{times}: {why}"
             remedy = f"it tries again by itself; `cdc snapshot stop {each.id}` ends it"
             yield Cause(level, "incremental_snapshot", what, remedy, since)
+
+
+def _incomplete_topics(facts: PipelineFacts) -> Iterator[Cause]:
+    """Yield the topics that do not equal their tables; those of no captured table are no cause."""
+    replacing = {
+        each.name: each.id
+        for each in facts.incremental_snapshots
+        if each.state == "running" and each.replaces
+    }
+    captured = [each for each in facts.incomplete_topics if each.captured]
+    lasting = [each for each in captured if each.name not in replacing]
+    for topic in captured:
+        if topic.name in replacing:
+            remedy = f"the snapshot {replacing[topic.name]} reads the table again"
+            yield Cause(Level.DEGRADED, "topic", topic.what, remedy, subject=topic.name)
+        elif len(lasting) <= _TOPICS_NAMED:
+            yield _failed("topic", topic.what, topic.remedy)._replace(subject=topic.name)
+    if len(lasting) > _TOPICS_NAMED:
+        # As after ALTER SCHEMA … RENAME.
+        what = f"the topics of {len(lasting)} tables are incomplete: "
+        what += listed([each.name for each in lasting])
+        remedy = "`cdc snapshot TABLE --replace` for each; `cdc status --json` has all of them"
+        yield _failed("topic", what, remedy)
 
 
 def _read_since(failed: IncrementalRecord, live: tuple[IncrementalRecord, ...]) -> bool:

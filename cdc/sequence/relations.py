@@ -87,7 +87,7 @@ class Relations:
         self.learn(numbers)
         # A crash can't leave half a version: records and schema_id share a Kafka transaction.
         self._by_relation: dict[int, list[SchemaRecord]] = {}
-        self._by_topic: dict[str, list[SchemaRecord]] = {}
+        self._by_topic: dict[str, SchemaRecord] = {}  # the newest of each
         for record in known:
             self._add(record)
         self.schema_id = schema_id
@@ -105,7 +105,7 @@ class Relations:
         found = self._column_places(request, versions)
         record = self._record(request, _key(request, versions), found)
         custom = request.selection.key is not None
-        for candidate in reversed(versions if replaying else versions[-1:]):
+        for candidate in reversed(versions if replaying else self._newest(versions)):
             if _same(candidate, record, replaying=replaying, custom=custom):
                 return candidate, False
         _key_holds(request, record)
@@ -114,29 +114,16 @@ class Relations:
         self._add(record)
         return record, True
 
+    def _newest(self, versions: list[SchemaRecord]) -> list[SchemaRecord]:
+        """Return the newest of a relation's versions, unless another relation had its name since.
+
+        The relation has taken the name back then, and its rows follow the other one's.
+        """
+        return [each for each in versions[-1:] if self._by_topic[each.topic] is each]
+
     def _add(self, record: SchemaRecord) -> None:
         self._by_relation.setdefault(record.relation_id, []).append(record)
-        self._by_topic.setdefault(record.topic, []).append(record)
-
-    def is_another(self, record: SchemaRecord) -> bool:
-        """Return whether the previous version under its name was of another table."""
-        before = [
-            known.relation_id
-            for known in self._by_topic.get(record.topic, ())
-            if known.schema_id < record.schema_id
-        ]
-        return bool(before) and before[-1] != record.relation_id
-
-    def earlier_name(self, record: SchemaRecord) -> str | None:
-        """Return the name that the table had until this version, if it was another."""
-        before = [
-            known
-            for known in self._by_relation.get(record.relation_id, ())
-            if known.schema_id < record.schema_id
-        ]
-        if not before or before[-1].topic == record.topic:
-            return None
-        return f"{before[-1].schema}.{before[-1].table}"
+        self._by_topic[record.topic] = record
 
     def learn(self, numbers: Iterable[ColumnNumbers]) -> None:
         """Add column numbers that the log has."""

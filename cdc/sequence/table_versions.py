@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cdc.decode.messages import Relation
     from cdc.events import LSN
     from cdc.log.batch import Batch
+    from cdc.log.completeness import Completeness
     from cdc.sequence.lookahead import Upcoming
     from cdc.sequence.relations import Relations
     from cdc.source.connection import Connection
@@ -63,8 +64,12 @@ class TableVersions:
         batch: Batch,
         relations: Relations,
         identity: records.ResumeIdentity,
+        completeness: Completeness,
     ) -> None:
-        """Start with the log's `identity`; the caller closes `sql` and `admin`."""
+        """Start with the log's `identity`; the caller closes `sql` and `admin`.
+
+        New versions are added to `completeness`.
+        """
         self._config = config
         self._sql = sql
         self._admin = admin
@@ -72,7 +77,7 @@ class TableVersions:
         placeholder = dumps(config.values.unavailable_value_placeholder)
         dead_topic = names.dead_topic(config.prefix)
         self.dead = DeadLetters(batch, dead_topic, placeholder, ours(config))
-        self._relations = relations
+        self._relations, self._completeness = relations, completeness
         self._identity = identity
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
@@ -282,16 +287,6 @@ class TableVersions:
             "topic": version.topic,
         }
         log.info("table version", extra={"fields": fields})
-        remedy = f"cdc snapshot {version.schema}.{version.table} --replace"
-        if self._relations.is_another(version):
-            # Dropped and created again, or renamed into its place: the stream reports neither.
-            log.warning(
-                "another table has this name now, and rows of the one before are still in the log",
-                extra={"fields": {**fields, "hint": remedy}},
-            )
-        if earlier := self._relations.earlier_name(version):
-            # Each name has a topic, and a rename is in no stream.
-            log.warning(
-                "the table had another name: what changed until now is in the topic of that one",
-                extra={"fields": {**fields, "earlier": earlier, "hint": remedy}},
-            )
+        if found := self._completeness.add(version):
+            shown = {**fields, "what": found.what, "hint": found.remedy}
+            log.warning("a topic is incomplete", extra={"fields": shown})

@@ -14,6 +14,7 @@ from cdc.config import load
 from cdc.errors import ConfigError, Exit, GapError
 from cdc.log import reader
 from cdc.operate.commands import migrations, snapshots, tables
+from cdc.operate.status import read_status
 from cdc.snapshot.incremental import commands
 from cdc.snapshot.incremental import topic as live_topic
 from cdc.snapshot.incremental.records import IncrementalRecord
@@ -317,6 +318,7 @@ def test_a_table_that_replaces_another_is_reported_and_read_again(pipeline: NewP
             wait_until(lambda: remedy in line.daemon.log[before:], remedy)  # noqa: B023 - of this round
             wait_state(line, begin(line, f"public.{table}", anew=True))
         converge(line.config)
+        assert read_status(line.config).incomplete_topics == []
     assert line.daemon.term() == 0
 
 
@@ -385,6 +387,8 @@ def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPip
         line.start().wait_ready()
         wait_state(line, snapshot)
         converge(line.config)
+        found = read_status(line.config)
+        assert (found.incomplete_topics, found.verdict.sentence) == ([], "all is well")
         assert line.daemon.term() == 0
 
 

@@ -17,6 +17,7 @@ from cdc.decode import messages, pgoutput
 from cdc.decode.messages import LogicalMessage
 from cdc.encode import ddl
 from cdc.events import LSN
+from cdc.log.completeness import Completeness
 from cdc.log.follower_reports import CANARY
 from cdc.snapshot.incremental import commands, watermarks
 from cdc.snapshot.incremental.records import TableName
@@ -90,7 +91,7 @@ class Hearing:
         self.snapshots = snapshots(
             _CONFIG, Worker(), self.session.sequencer, verifier, lambda: Source(Database(Random(0)))
         )
-        self.snapshots.adopt(IncrementalLog([], []))
+        self.snapshots.adopt(IncrementalLog([], [], []), Completeness())
         self._at = 0x2000
 
     def hear(self, prefix: str, content: bytes, *, transactional: bool = True) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.daemon.verifier import Verifier
 from cdc.log import records
+from cdc.log.completeness import Completeness
 from cdc.snapshot.incremental import commands
 from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, TableName
 from cdc.snapshot.incremental.topic import IncrementalLog
@@ -63,7 +64,7 @@ class Daemon:
             for key, value in self.snapshot_records.items()
             if value and b'"command"' in key
         ]
-        self.snapshots.adopt(IncrementalLog(known, obeyed))
+        self.snapshots.adopt(IncrementalLog(known, obeyed, []), Completeness())
         self.told = False
         self.at = next(
             (i for i, each in enumerate(self.database.wal) if each.lsn >= self.log.resume.end_lsn),

@@ -200,7 +200,7 @@ def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
             "connect": lambda _: _Catalog(),
             "topics": _Current(admin=lambda _: None),
             "catalog": Nothing(),
-            "incremental_topic": _Current(load=lambda *_: IncrementalLog([], [])),
+            "incremental_topic": _Current(load=lambda *_: IncrementalLog([], [], [])),
             "SourceMonitor": lambda *_: Nothing(),
             "TopicMonitor": lambda *_: _Quiet(),
             "continuity": _Current(

@@ -15,6 +15,7 @@ from cdc.config.followers import Follower
 from cdc.config.snapshot import Snapshot
 from cdc.errors import Exit
 from cdc.events import LSN
+from cdc.log.completeness import IncompleteTopic
 from cdc.log.frontier_tail import Unapplied
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus
@@ -99,6 +100,9 @@ def test_what_advances_is_ok() -> None:
 _LOST = SLOT._replace(wal_status="lost")
 _ALMOST = SLOT._replace(wal_status="unreserved")
 _UNREAD = SLOT._replace(active_pid=None, inactive_seconds=90.0)
+_RENAMED = IncompleteTopic(
+    "public.t", "shop.public.t", LSN(2), "renamed", "cdc snapshot public.t --replace", captured=True
+)
 State = tuple[dict[str, Any], Level, str, int]
 
 
@@ -195,6 +199,14 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
             {"incremental_snapshots": (live("failed", why="no key", at_us=ago(DAY)),)},
             Level.FAILED, "has failed: no key", 1,
         ),
+        "a topic that lacks what changed under another name": (
+            {"incomplete_topics": (_RENAMED,)},
+            Level.FAILED, "the topic of public.t is incomplete since LSN 0/2: renamed", 1,
+        ),
+        "a topic that is read again": (
+            {"incomplete_topics": (_RENAMED,), "incremental_snapshots": (live(emptied_under=3),)},
+            Level.DEGRADED, "the topic of public.t is incomplete", 0,
+        ),
         "a follower halts": (
             {"followers": (follower(state="halted", what="a gap"),)},
             Level.FAILED, "cache has halted: a gap", 78,
@@ -246,6 +258,29 @@ def test_a_failed_snapshot_is_over_when_its_table_was_read_since() -> None:
     for other in ({"table": "u"}, {"began_at_us": ago(2 * DAY)}, {"keys": True}, {"where": "x"}):
         changed = msgspec.structs.replace(again, **other)
         assert judged(incremental_snapshots=(failed, changed)).level is Level.FAILED
+
+
+def test_only_a_snapshot_that_replaces_an_incomplete_topic_repairs_it() -> None:
+    for snapshot in live(), live(table="u", anew=True), live("done", emptied_under=1):
+        found = judged(incomplete_topics=(_RENAMED,), incremental_snapshots=(snapshot,))
+        assert [each.remedy for each in found.causes] == [_RENAMED.remedy]
+    about_to = judged(incomplete_topics=(_RENAMED,), incremental_snapshots=(live(anew=True),))
+    assert about_to.level is Level.DEGRADED
+    paused = live("paused", emptied_under=3)
+    assert judged(incomplete_topics=(_RENAMED,), incremental_snapshots=(paused,)).exit_code != 0
+    # Nothing changes a topic whose name no captured table has.
+    unused = _RENAMED._replace(captured=False)
+    assert judged(incomplete_topics=(unused,)).level is Level.OK
+
+
+def test_many_incomplete_topics_are_one_cause() -> None:
+    """As after a schema was renamed."""
+    topics = tuple(_RENAMED._replace(name=f"public.t{number}") for number in range(3_000))
+    [cause] = judged(incomplete_topics=topics).causes
+    assert cause.what.startswith("the topics of 3000 tables are incomplete: public.t0, ")
+    assert len(cause.what) < 300
+    few = judged(incomplete_topics=topics[:2])
+    assert [each.subject for each in few.causes] == ["public.t0", "public.t1"]
 
 
 def test_the_worst_cause_is_first_and_the_others_are_counted() -> None:

@@ -61,6 +61,7 @@ PURE = {
     "cdc.failpoints": set[str](),
     "cdc.runtime.background": set[str](),
     "cdc.decode": {"cdc.decode", "cdc.errors", "cdc.events"},
+    "cdc.log.completeness": set[str](),
     "cdc.log.expected": {"cdc.errors", "cdc.log.names"},
     "cdc.source.authority": set[str](),
     "cdc.publication.diff": {"cdc.errors", "cdc.log.records"},

@@ -372,13 +372,14 @@ def test_a_mask_of_a_column_that_a_new_table_lacks_is_refused() -> None:
     assert Versions().of(relation(), catalog, today="abcx", selection=masks(x="null"))[1]
 
 
-def test_a_table_under_another_name_is_known_by_the_one_before() -> None:
-    """There and back: each name's topic lacks what changed under the other."""
+def test_a_table_that_takes_its_name_back_from_another_has_a_new_version() -> None:
+    """Its rows follow the other table's, though its description is the one that it had."""
     versions = Versions()
-    names = ["t", "t", "u", "t"]
-    found = []
-    for at, name in enumerate(names):
-        columns = "abc" if at < 1 else "abcd"
-        version, _ = versions.of(relation(columns=columns, table=name), facts("a"))
-        found.append(versions.relations.earlier_name(version))
-    assert found == [None, None, "public.t", "public.u"]
+    other = replace(relation(), relation_id=16500)
+    first, _ = versions.of(relation(), facts("a"))
+    second, _ = versions.of(other, facts("a"))
+    third, new = versions.of(relation(), facts("a"))
+    assert (new, third) == (True, replace(first, schema_id=3))
+    # What the log holds is read again as the version that it was.
+    assert versions.of(other, facts("a"), replaying=True) == (second, False)
+    assert versions.of(relation(), facts("a")) == (third, False)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 # The other causes have checks of their own, with more detail.
-_ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "follower"}
+_ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "topic", "follower"}
+# What is so whether or not a daemon runs.
+_LASTING: Final = {"incremental_snapshot", "topic"}
 
 
 def examine(config: Config) -> list[Finding]:
@@ -34,10 +36,12 @@ def examine(config: Config) -> list[Finding]:
         follower = cause.subject if cause.about == "follower" else ""
         halted = cause.exit_code == Exit.CONFIG
         waits = (follower not in running and not halted) if follower else not reads
-        if cause.about != "incremental_snapshot" and waits:
+        if cause.about not in _LASTING and waits:
             kind = note
         named.add(follower)
         found.append(kind(cause.about, cause.what, cause.remedy))
+    unused = [each for each in status.incomplete_topics if not each.captured]
+    found += [note("topic", each.what, each.remedy) for each in unused]
     well = sorted(running - named)
     if well:
         found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))

@@ -198,15 +198,18 @@ class Job:
         factor = min(2.0, max(0.5, _CHUNK_SECONDS / max(rows.seconds, 0.001)))
         self._rows = int(min(self._sizes.most, max(self._sizes.least, self._rows * factor)))
 
-    def published(self, chunk: JobChunk, rows: Chunk, count: int) -> None:
-        """Note that a chunk is published with the current transaction, in `count` events."""
+    def published(self, chunk: JobChunk, rows: Chunk, count: int, schema_id: int) -> None:
+        """Note that a chunk is published with the current transaction, in `count` events.
+
+        `schema_id` is the table's version there.
+        """
         self._retries = 0
         record = self.record
         record = replace(
             record, rows=record.rows + count, why=None, failing_since_us=None, errors=0
         )
         if chunk.empties_table:
-            record = replace(record, empty_first=False)
+            record = replace(record, empty_first=False, emptied_under=schema_id)
         elif not chunk.asked.keys:
             record = replace(
                 record,
@@ -239,6 +242,13 @@ class Job:
         first, most = _RETRY_SECONDS
         self.not_before = self._clock.monotonic() + min(most, first * 2**self._retries)
         self._retries += 1
+
+    def continue_as(self, table: TableName) -> None:
+        """Read the table under the name that it has; empty that topic too if the other was."""
+        record = self.record
+        if table != TableName(record.schema, record.table):
+            record = replace(record, empty_first=record.replaces, emptied_under=0)
+        self.change(replace(record, schema=table.schema, table=table.table))
 
     def count_error(self, what: str) -> bool:
         """Retry later what an error has stopped; False after too many errors."""

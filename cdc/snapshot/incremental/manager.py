@@ -24,6 +24,8 @@ from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.errors import CDCError, Policy
 from cdc.events import LSN
 from cdc.log import names, records
+from cdc.log.completeness import Completeness
+from cdc.log.records import Replacement
 from cdc.snapshot.incremental import chunk_state as states
 from cdc.snapshot.incremental import publishing, redaction
 from cdc.snapshot.incremental.change_recorder import ChangeRecorder
@@ -31,6 +33,7 @@ from cdc.snapshot.incremental.governor import Governor
 from cdc.snapshot.incremental.job import MAX_ERRORS, MAX_PENDING_KEYS, ChunkSizes, Job
 from cdc.snapshot.incremental.messages import MessageRouter
 from cdc.snapshot.incremental.records import KEPT, IncrementalRecord, TableName, incremental_key
+from cdc.snapshot.incremental.topic import replacement_record
 from cdc.snapshot.incremental.visibility import VisibilityBarrier
 from cdc.source import conditions
 from cdc.source.chunks import CONDITION_HINT, AbsentError
@@ -93,6 +96,8 @@ class IncrementalSnapshots:
             self._on_watermark, self._on_commands,
         )  # fmt: skip
         self._jobs: dict[str, Job] = {}
+        self._completeness = Completeness()
+        self._replaced: list[Record] = []  # for the log, with the records of the snapshots
         self._turns: deque[str] = deque()
         self._recorders: dict[int, ChangeRecorder] = {}
         # Those whose high watermark has not arrived, discarded ones too.
@@ -104,8 +109,12 @@ class IncrementalSnapshots:
         self._not_before = 0.0  # monotonic
         sequencer.observer = self
 
-    def adopt(self, logged: IncrementalLog) -> None:
-        """Continue the snapshots that are unfinished in the log."""
+    def adopt(self, logged: IncrementalLog, completeness: Completeness) -> None:
+        """Continue the snapshots that are unfinished in the log.
+
+        Those that replace a topic are added to `completeness` when they are done.
+        """
+        self._completeness = completeness
         self._verifier.adopt(logged.commands)
         for found in logged.snapshots:
             record = redaction.restored(found, self._unlogged.get(found.id))
@@ -136,7 +145,7 @@ class IncrementalSnapshots:
 
     def take(self) -> list[Record]:
         """Return the records for the next Kafka transaction, once."""
-        taken = self._messages.take()
+        taken, self._replaced = [*self._messages.take(), *self._replaced], []
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
         for number, job in self._jobs.items():
             if job.dirty:
@@ -355,7 +364,7 @@ class IncrementalSnapshots:
             case states.Retry(why):
                 self._retry(job, why)
             case states.Restart(table, key, why):
-                job.change(replace(job.record, schema=table.schema, table=table.table))
+                job.continue_as(table)
                 job.key = key
                 self._retry(job, why, from_the_start=True)
             case states.Fail(what, hint):
@@ -377,7 +386,7 @@ class IncrementalSnapshots:
             # others.
             self._fail(job, f"{error.what} (at LSN {LSN(rows.lsn)})", error.hint)
             return
-        job.published(chunk, read, count)
+        job.published(chunk, read, count, self._table(read).encoder.schema.schema_id)
         at = self._sequencer.transaction_lsn
         self._governor.sent(at, chunk.high_at, len(read.rows), read.bytes)
         if job.over:
@@ -426,8 +435,23 @@ class IncrementalSnapshots:
     def _end(self, job: Job, state: SnapshotState, why: str | None = None) -> None:
         self._drop_chunks(job)
         job.enter(state, why)
+        if state == "done" and job.record.emptied_under:
+            self._note_replaced(job.record)
         _log(job, "incremental snapshot ended")
         self._update_observed()
+
+    def _note_replaced(self, record: IncrementalRecord) -> None:
+        """Write down that the topic holds the table: its record is not kept as long."""
+        replacement = Replacement(
+            pipeline=record.pipeline,
+            schema=record.schema,
+            table=record.table,
+            schema_id=record.emptied_under,
+            snapshot=record.id,
+            at_us=record.at_us,
+        )
+        self._completeness.replace(replacement)
+        self._replaced.append(replacement_record(self._config, replacement))
 
     # -- commands ----------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
     keys: bool = False  # only rows by their keys, those of `pending_keys`
     # The table in the log is still to be emptied.
     empty_first: bool = msgspec.field(default=False, name="anew")
+    # The table's version under which it was emptied; 0: it was not.
+    emptied_under: int = 0
     last: Key | None = None  # in the key's order, the log has the rows up to here
     # The greatest key at the start.
     up_to: Key | None = msgspec.field(default=None, name="to")
@@ -77,6 +79,11 @@ class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def replaces(self) -> bool:
+        """Whether it empties the table in the log first, or has done so."""
+        return self.empty_first or bool(self.emptied_under)
+
+    @property
     def active(self) -> bool:
         """Whether it still has work to do."""
         return self.state in ACTIVE
@@ -99,6 +106,10 @@ def key(pipeline: str, part: str, **fields: object) -> bytes:
 
 def command_key(pipeline: str, number: str) -> bytes:
     return key(pipeline, "command", id=number)
+
+
+def replacement_key(pipeline: str, schema: str, table: str) -> bytes:
+    return key(pipeline, "replacement", schema=schema, table=table)
 
 
 def incremental_key(pipeline: str, number: str) -> bytes:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from cdc.log import names, reader, records, topics
-from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord
+from cdc.log.records import Replacement
+from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, replacement_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 class IncrementalLog(NamedTuple):
     """What the log holds: incremental snapshots, also those that ended, and recent commands."""
 
-    snapshots: list[IncrementalRecord]
+    snapshots: list[IncrementalRecord]  # oldest first
     commands: list[CommandRecord]
+    replacements: list[Replacement]
 
 
 def load(config: Config, admin: topics.Admin) -> IncrementalLog:
@@ -28,24 +30,35 @@ def load(config: Config, admin: topics.Admin) -> IncrementalLog:
     # A log that was set up by an older version has no such topic.
     own = [each for each in topics.internal_topics(config) if each.name == topic]
     topics.ensure(admin, config, own)
-    return _read(config)
+    return read_all(config)
 
 
 def read(config: Config) -> list[IncrementalRecord]:
     """Return the incremental snapshots in the log, oldest first. Blocks."""
-    return _read(config).snapshots
+    return read_all(config).snapshots
 
 
-def _read(config: Config) -> IncrementalLog:
+def read_all(config: Config) -> IncrementalLog:
+    """Return what the log holds; nothing if there is no such topic. Blocks."""
     topic = names.snapshot_topic(config.prefix)
     found: list[IncrementalRecord] = []
     commands: list[CommandRecord] = []
+    replacements: list[Replacement] = []
     for entry in entries(config):
         if entry.fields.get("part") == "live":
             found.append(records.decode(IncrementalRecord, entry.value, topic))
         elif entry.fields.get("part") == "command":
             commands.append(records.decode(CommandRecord, entry.value, topic))
-    return IncrementalLog(sorted(found, key=lambda record: record.began_at_us), commands)
+        elif entry.fields.get("part") == "replacement":
+            replacements.append(records.decode(Replacement, entry.value, topic))
+    found.sort(key=lambda record: record.began_at_us)
+    return IncrementalLog(found, commands, replacements)
+
+
+def replacement_record(config: Config, replacement: Replacement) -> tuple[str, bytes, bytes]:
+    """Return topic, key and value of a replacement."""
+    key = replacement_key(config.pipeline, replacement.schema, replacement.table)
+    return names.snapshot_topic(config.prefix), key, records.encode(replacement)
 
 
 class Entry(NamedTuple):

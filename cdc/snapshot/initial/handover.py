@@ -16,11 +16,15 @@ from msgspec.structs import replace
 
 from cdc.errors import FencedError, GapError, UnavailableError
 from cdc.log import frontiers, names, reader, resume, topics
+from cdc.log.completeness import Completeness
 from cdc.log.publisher import fence
-from cdc.log.records import FrontierRecord, ResumePosition
+from cdc.log.records import FrontierRecord, Replacement, ResumePosition
+from cdc.snapshot.incremental.topic import replacement_record
 from cdc.snapshot.initial import due, topic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity
     from cdc.snapshot.initial.records import Plan, SnapshotState, Stage
@@ -56,10 +60,29 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
         at_us=now_us,
     )
     publisher.add(*topic.state_record(config, done))
+    for each in _replacements(config, plan, now_us):
+        publisher.add(*replacement_record(config, each))
     for key in known.keys:  # what is not needed once the snapshot is done
         publisher.add(names.snapshot_topic(config.prefix), key, None)
     publisher.commit()
     return done
+
+
+def _replacements(config: Config, plan: Plan, now_us: int) -> Iterator[Replacement]:
+    """Yield what the snapshot has replaced of tables that were renamed or recreated meanwhile.
+
+    Of older generations it has deleted every row that is not in this one.
+    """
+    schemas = reader.read_schemas(config)
+    for name in Completeness(schemas).incomplete_names:
+        yield Replacement(
+            pipeline=config.pipeline,
+            schema=name[0],
+            table=name[1],
+            schema_id=schemas[-1].schema_id,
+            snapshot=f"initial {plan.generation}",
+            at_us=now_us,
+        )
 
 
 def check_mine(state: SnapshotState | None, stage: Stage, token: str) -> SnapshotState:
