@@ -1,8 +1,8 @@
 """Serve `/livez`, `/readyz`, `/healthz` and `/metrics` over plain HTTP, from standard threads.
 
 There is no login and no TLS: listen on loopback or a private network. It never blocks the pipeline:
-at most `MAX_CONNECTIONS` are answered at once, further ones are closed, and a client that sends
-nothing is dropped.
+at most `MAX_CONNECTIONS` are open, and a client that sends nothing is dropped. A further connection
+closes the oldest one, so that a probe is answered however many others are open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.operate.http")
 
-MAX_CONNECTIONS = 16
+# Each has a thread. A probe is closed unanswered only if as many connections follow it at once.
+MAX_CONNECTIONS = 64
 # A probe sends its one request at once.
 _CLIENT_TIMEOUT_SECONDS = 5.0
 _PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
@@ -66,7 +67,8 @@ class HttpServer(ThreadingHTTPServer):
         self.address_family = family
         self.health = health
         self.metrics = metrics
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._open: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
         self.port: int = self.server_address[1]
         self._thread = threading.Thread(target=self.serve_forever, name="cdc-http", daemon=True)
@@ -84,16 +86,19 @@ class HttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = "lockstep", self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as the base class
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401, ARG002 - as the base class
         log.debug("a client went away", exc_info=True)  # noqa: LOG014 - called in the handler
