@@ -93,7 +93,7 @@ def _follower(fields: dict[str, Any]) -> str:
 def _print(found: Status) -> None:
     fields = found.fields()
     source, resume = fields["source"], fields["resume"]
-    frontier, daemon = found.frontier, found.daemon
+    frontier = found.frontier
     rows: list[tuple[str, str]] = [("pipeline", found.pipeline)]
     if source:
         rows.append(("source", f"{source['database']}, WAL ends at {source['wal_lsn']}"))
@@ -110,8 +110,7 @@ def _print(found: Status) -> None:
         late = f", {seconds:.1f} s" if seconds is not None else ""
         rows.append(("lag", f"{size(found.lag_bytes)}{late}"))
     rows += _slot(found)
-    if daemon:
-        rows.append(("daemon", f"{daemon['state']}: {daemon['reason']}"))
+    rows += _daemon(found)
     for each in found.incremental_snapshots:
         if each.active:
             why = f": {each.why}" if each.why else ""
@@ -134,6 +133,14 @@ def _wrapped(text: str, indent: int) -> str:
         text, room - indent, break_long_words=False, break_on_hyphens=False, tabsize=4
     )
     return f"\n{' ' * indent}".join(lines)
+
+
+def _daemon(found: Status) -> list[tuple[str, str]]:
+    daemon = found.daemon
+    rows = [("daemon", f"{daemon['state']}: {daemon['reason']}")] if daemon else []
+    if found.refused_messages:
+        rows.append(("refused", f"messages not obeyed: {found.refused_messages}"))
+    return rows
 
 
 def _slot(found: Status) -> list[tuple[str, str]]:

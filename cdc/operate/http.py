@@ -127,6 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
                 ],
                 "followers": [each.fields() for each in self.server.metrics.followers()],
                 "verdict": found and found.fields(),
+                "refused_messages": self.server.metrics.refusals.fields(),
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")
         elif path == "/healthz" and (found := self.server.metrics.verdict()):

@@ -77,6 +77,12 @@ class Status(NamedTuple):
         return Retention(self.slot, rate, seconds)
 
     @property
+    def refused_messages(self) -> str:
+        """Return what the daemon refused of messages that claim to be the pipeline's; or ""."""
+        found = (self.daemon or {}).get("refused_messages") or []
+        return ", ".join(f"{each['count']} ({each['kind']}: {each['reason']})" for each in found)
+
+    @property
     def lag_bytes(self) -> int | None:
         """Return the WAL between the WAL's end and what the log holds."""
         if self.server is None or self.resume is None:

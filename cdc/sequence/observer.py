@@ -26,9 +26,10 @@ class TransactionObserver(Protocol):
         """See that a table was emptied, before the event is published."""
 
     def on_message(self, message: LogicalMessage, lsn: int) -> Relation | Wanted | None:
-        """Handle a transactional message whose prefix starts with `OURS`; it is not published.
+        """Handle a message whose prefix starts with `OURS`; it is not published.
 
-        The result is what the pipeline does before the stream continues.
+        The result is what the pipeline does before the stream continues; None outside a
+        transaction, where no message of ours is written.
         """
 
     def verified(self, message: LogicalMessage) -> LogicalMessage | None:

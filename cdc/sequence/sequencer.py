@@ -405,9 +405,7 @@ class Sequencer:
             if not self.in_transaction:
                 raise ProtocolError("a transactional message outside any transaction")
             if message.prefix.startswith(OURS):
-                if self.observer is None or self.replaying:
-                    return None
-                return self.observer.on_message(message, lsn)
+                return self._pass_on(message, lsn, known=self.replaying)
             self.ordinal += 1
             if self.ordinal > self._skip and (verified := self._verified(message)):
                 self._publish_message(verified, lsn)
@@ -417,7 +415,7 @@ class Sequencer:
         if self._replay is not None:
             self._replay.message(message.lsn)
         if message.prefix.startswith(OURS):
-            return None
+            return self._pass_on(message, lsn, known=message.lsn <= self._resume.end_lsn)
         if message.lsn > self._resume.end_lsn and (verified := self._verified(message)):
             # It has no time of its own, and the server's clock differs at each replay. Ordinal 0:
             # the next transaction's commit record may start where the message ends.
@@ -425,6 +423,11 @@ class Sequencer:
             self._publish_message(verified, lsn)
             self.commit(message.lsn, message.lsn, self.committed_at_us)
         return None
+
+    def _pass_on(self, message: messages.LogicalMessage, lsn: int, *, known: bool) -> Step | None:
+        if self.observer is None or known:
+            return None
+        return self.observer.on_message(message, lsn)
 
     def _verified(self, message: messages.LogicalMessage) -> messages.LogicalMessage | None:
         if not message.prefix.startswith(PUBLISHED_OURS):

@@ -200,15 +200,28 @@ class Refusals:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self.counts: dict[tuple[str, str], int] = {}
+        self.suspect: dict[tuple[str, str], int] = {}  # without those expected in any pipeline
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
 
     def refuse(self, kind: str, reason: str, lsn: str, *, quiet: bool = False) -> None:
-        """Count one; log it unless that was done within the last minute or `quiet` is set."""
+        """Count one; log it unless that was done within the last minute.
+
+        `quiet`: it may be another pipeline's or an earlier session's, and is only counted.
+        """
         what = kind, reason
         count = self.counts[what] = self.counts.get(what, 0) + 1
+        if not quiet:
+            self.suspect[what] = self.suspect.get(what, 0) + 1
         at, logged = self._logged.get(what, (float("-inf"), 0))
         if quiet or self._now() - at < _LOG_SECONDS:
             return
         self._logged[what] = self._now(), count
         fields = {"kind": kind, "reason": reason, "lsn": lsn, "count": count - logged}
         log.warning("messages in the stream are not obeyed", extra={"fields": fields})
+
+    def fields(self) -> list[dict[str, object]]:
+        """Return the suspect ones, for people: somebody may be forging messages."""
+        return [
+            {"kind": kind, "reason": reason, "count": count}
+            for (kind, reason), count in list(self.suspect.items())
+        ]

@@ -16,6 +16,7 @@ from cdc.daemon.verifier import Verifier
 from cdc.decode import messages, pgoutput
 from cdc.decode.messages import LogicalMessage
 from cdc.encode import ddl
+from cdc.encode.logical_messages import OURS
 from cdc.events import LSN
 from cdc.log.completeness import Completeness
 from cdc.log.follower_reports import CANARY
@@ -115,6 +116,19 @@ def test_nothing_unproven_is_obeyed_or_published(
     assert hearing.hear(prefix, content, transactional=transactional) == 0
     assert hearing.snapshots.progress() == []
     assert hearing.snapshots.take() == []
+    separates = (prefix, content, transactional) == (OURS, b"", True)  # DDL from what follows it
+    assert sum(hearing.refusals.counts.values()) == (0 if separates else 1)
+
+
+def test_watermarks_of_other_sessions_are_counted_and_no_hint() -> None:
+    hearing = Hearing()
+    of_another = watermarks.Signer().watermark("a", 1, 2, low=True)
+    hearing.hear(watermarks.PREFIX, of_another)
+    assert hearing.refusals.counts == {("watermark", "of another session"): 1}
+    assert hearing.refusals.fields() == []
+    hearing.hear(watermarks.PREFIX, b"forged")
+    expected = {"kind": "watermark", "reason": "not readable", "count": 1}
+    assert hearing.refusals.fields() == [expected]
 
 
 @given(st.binary(), st.integers(), st.binary(max_size=40))

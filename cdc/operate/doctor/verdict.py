@@ -12,6 +12,10 @@ from cdc.operate.status import read_status
 if TYPE_CHECKING:
     from cdc.config import Config
 
+_FORGED: Final = (
+    "docs/SECURITY.md, Messages in the stream: an older cdc or migration is in use (`cdc setup`),"
+    " or a role forges them; the server's log may show which (log_statement)"
+)
 # The other causes have checks of their own, with more detail.
 _ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "topic", "follower"}
 # What is so whether or not a daemon runs.
@@ -42,6 +46,12 @@ def examine(config: Config) -> list[Finding]:
         found.append(kind(cause.about, cause.what, cause.remedy))
     unused = [each for each in status.incomplete_topics if not each.captured]
     found += [note("topic", each.what, each.remedy) for each in unused]
+    if refused := status.refused_messages:
+        what = (
+            "messages in the WAL that claim to be the pipeline's and are not signed by it: "
+            f"{refused}, since the daemon started; none was obeyed"
+        )
+        found.append(note("refused_messages", what, _FORGED))
     well = sorted(running - named)
     if well:
         found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))

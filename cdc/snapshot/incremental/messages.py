@@ -7,7 +7,7 @@ Anything else is counted and ignored.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdc.encode import ddl
 from cdc.encode.logical_messages import OURS
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     OnWatermark = Callable[[Watermark, int], Relation | None]
 
 log = logging.getLogger("cdc.snapshot.incremental")
+
+_KINDS: Final = {
+    watermarks.PREFIX: "watermark",
+    commands.COMMAND: "command",
+    commands.SIGNAL: SIGNAL_PURPOSE,
+    ddl.PREFIX: DDL_PURPOSE,
+}
 
 
 class MessageRouter:
@@ -57,6 +64,10 @@ class MessageRouter:
         return taken
 
     def route(self, message: LogicalMessage, lsn: int) -> Relation | Wanted | None:
+        if not message.transactional:
+            kind = _KINDS.get(message.prefix, "other")
+            self._verifier.refuse(kind, "not transactional", message)
+            return None
         match message.prefix:
             case watermarks.PREFIX:
                 return self._watermark(message, lsn)
@@ -67,14 +78,19 @@ class MessageRouter:
                 return self._by_trigger(SIGNAL_PURPOSE, message)
             case ddl.PREFIX:
                 return self._by_trigger(DDL_PURPOSE, message)
-            case prefix if prefix != OURS:  # what separates a DDL record from the next change
+            case prefix if prefix != OURS or message.content:
+                # An empty one separates a DDL record from the next change.
                 self._verifier.refuse("other", "a reserved prefix", message)
         return None
 
     def _watermark(self, message: LogicalMessage, lsn: int) -> Relation | None:
         watermark = watermarks.decode(message.content)
-        if watermark is None or not self._signer.is_of_session(watermark):
-            return None  # another session's, or another pipeline's
+        if watermark is None:
+            self._verifier.refuse("watermark", "not readable", message)
+            return None
+        if not self._signer.is_of_session(watermark):
+            self._verifier.refuse("watermark", "of another session", message, quiet=True)
+            return None
         if not self._signer.is_signed(watermark):
             self._verifier.refuse("watermark", "wrong signature", message)
             return None
