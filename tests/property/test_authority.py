@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from cdc.events import LSN
 from cdc.log.completeness import Completeness
 from cdc.log.follower_reports import CANARY
 from cdc.snapshot.incremental import commands, watermarks
-from cdc.snapshot.incremental.records import TableName
+from cdc.snapshot.incremental.records import KEPT, TableName
 from cdc.snapshot.incremental.topic import IncrementalLog
 from cdc.source import authority
 from cdc.source.authority import (
@@ -95,13 +96,15 @@ class Hearing:
         self.snapshots.adopt(IncrementalLog([], [], []), Completeness())
         self._at = 0x2000
 
-    def hear(self, prefix: str, content: bytes, *, transactional: bool = True) -> int:
+    def hear(
+        self, prefix: str, content: bytes, *, transactional: bool = True, xid: int = 771
+    ) -> int:
         """Receive a message; return how many events it caused."""
         before, self._at = self.session.sequencer.seq, self._at + 0x100
         message = frame(
             LogicalMessage(transactional, LSN(self._at - 8), prefix, content), self._at - 8
         )
-        around = [begin(self._at), message, commit(self._at)] if transactional else [message]
+        around = [begin(self._at, xid), message, commit(self._at)] if transactional else [message]
         self.session.feed(around)
         return self.session.sequencer.seq - before
 
@@ -211,6 +214,32 @@ def test_a_command_that_empties_a_table_takes_no_condition() -> None:
         )
     assert hearing.snapshots.progress() == []
     assert hearing.refusals.counts == {("command", "not readable"): 2}
+
+
+def test_signals_start_no_more_snapshots_than_may_be_active() -> None:
+    hearing = Hearing()
+    most, xids = commands.MAX_ACTIVE[commands.SIGNAL], itertools.count(1_000)
+
+    def signal(name: str, tables: int) -> None:
+        data = {"data-collections": [f"public.t{number}" for number in range(tables)]}
+        body = json.dumps({"id": name, "type": "execute-snapshot", "data": data}).encode()
+        xid = next(xids)
+        hearing.hear(commands.SIGNAL, trigger_signed("signal", xid, body), xid=xid)
+
+    for number in range(most // 100 - 1):
+        signal(f"s{number}", 100)
+    signal("last", 99)
+    assert len(hearing.snapshots.progress()) == most - 1
+    signal("full", 2)
+    assert len(hearing.snapshots.progress()) == most
+    (refused,) = [each for each in hearing.snapshots.known() if not each.active]
+    assert (refused.id, refused.state) == ("full-2", "failed")
+    assert "1,000 incremental snapshots are active: no more start" in (refused.why or "")
+    hearing.snapshots.take()
+    for _ in range(KEPT + 1):
+        signal(f"more{next(xids)}", 1)
+        hearing.snapshots.take()
+    assert len(hearing.snapshots.known()) == most + KEPT, "the log keeps a bounded number"
 
 
 def test_a_canary_is_published_once_with_its_time_alone() -> None:

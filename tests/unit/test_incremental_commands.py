@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,28 @@ def test_a_signal_is_the_same_command_in_debeziums_format() -> None:
     assert commands.parse(commands.SIGNAL, other) == []
 
 
+def signal(*tables: str, **more: object) -> bytes:
+    data = {"data-collections": tables, **more}
+    return json.dumps({"id": "s", "type": "execute-snapshot", "data": data}).encode()
+
+
+def command(*names: str, **more: Any) -> bytes:  # noqa: ANN401 - any field
+    tables = tuple(TableName("public", name) for name in names)
+    return commands.encode(Command(do="start", tables=tables, **more))
+
+
+def test_one_message_asks_for_a_bounded_number_of_snapshots() -> None:
+    many = [f"public.t{number}" for number in range(101)]
+    assert len(commands.parse(commands.SIGNAL, signal(*many[:100]))) == 100
+    assert len(commands.parse(commands.SIGNAL, signal(*["public.orders"] * 100))) == 1
+    with pytest.raises(CommandError, match="names 101 tables, and a message may name 100"):
+        commands.parse(commands.SIGNAL, signal(*many))
+    with pytest.raises(CommandError, match="names 101 tables"):
+        commands.parse(commands.COMMAND, command(*many))
+    with pytest.raises(CommandError, match="names 101 tables"):
+        commands.parse(commands.SIGNAL, signal(*many).replace(b"execute", b"stop"))
+
+
 @pytest.mark.parametrize(
     ("prefix", "content"),
     [
@@ -60,6 +83,13 @@ def test_a_signal_is_the_same_command_in_debeziums_format() -> None:
             b'{"id":"%s","type":"execute-snapshot","data":{"data-collections":["a.b"]}}'
             % (b"w" * 201),
         ),
+        (commands.COMMAND, command("orders", id="w" * 201)),
+        (commands.COMMAND, command("w" * 201)),
+        (commands.SIGNAL, signal("public." + "w" * 201)),
+        # Their records would each repeat it.
+        (commands.COMMAND, command("a", "b", where="id > 5")),
+        (commands.COMMAND, command("a", "b", keys=(("1",),))),
+        (commands.SIGNAL, signal("public.a", "public.b", keys=[["1"]])),
     ],
 )
 def test_content_that_is_not_a_command_is_rejected(prefix: str, content: bytes) -> None:

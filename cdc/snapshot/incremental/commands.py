@@ -21,7 +21,12 @@ from cdc.snapshot.incremental.records import TableName
 
 COMMAND: Final = f"{OURS}snapshot"
 SIGNAL: Final = f"{OURS}signal"
-_MAX_ID: Final = 200  # characters of a snapshot's id, which each of its watermarks repeats
+# How many snapshots may be active when a message starts more, by its prefix: each has a record in
+# the log and metrics. `cdc` must be able to read every table of a large database; a signal's sender
+# has no other right.
+MAX_ACTIVE: Final = {COMMAND: 10_000, SIGNAL: 1_000}
+_MAX_TABLES: Final = 100  # of a message; `cdc` writes one for each table
+_MAX_NAME: Final = 200  # characters of a snapshot's id, which each watermark repeats, or of a table
 
 Do = Literal["start", "pause", "resume", "stop"]
 _DOES: Final[dict[str, Do]] = {
@@ -80,42 +85,61 @@ def parse(prefix: str, content: bytes) -> list[Command]:
 
     A signal of several tables with conditions of their own is several commands.
     """
+    kind: type[Command | _Signal] = Command if prefix == COMMAND else _Signal
     try:
-        if prefix == COMMAND:
-            return [_checked(msgspec.json.decode(content, type=Command))]
-        signal = msgspec.json.decode(content, type=_Signal)
+        read = msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CommandError("it is not a command") from error
+    return [_checked(read)] if isinstance(read, Command) else _of_signal(read)
+
+
+def _of_signal(signal: _Signal) -> list[Command]:
     do = _DOES.get(signal.type)
     if do is None:
         return []  # the same table may hold other types of signals, for Debezium
-    if len(signal.id) > _MAX_ID or not signal.id.isprintable():
-        raise CommandError(f"an id of more than {_MAX_ID} characters, or with unprintable ones")
     data = signal.data or _Data()
-    tables = [_table(each) for each in data.collections]
+    _expect_few(max(len(data.collections), len(data.conditions)))
+    tables = dict.fromkeys(map(_table, data.collections))
     if do != "start":
-        return [Command(do=do, tables=tuple(tables))]
+        return [_checked(Command(do=do, tables=tuple(tables)))]
+    _checked(Command(do=do, id=signal.id, tables=tuple(tables), keys=data.keys))
     if not tables:
         raise CommandError("a signal execute-snapshot without data-collections")
-    where = {each.collection: each.filter for each in data.conditions}
+    where = {_table(each.collection): each.filter for each in data.conditions}
     alone = len(tables) == 1
     return [
         Command(
             do=do,
             id=signal.id if alone else f"{signal.id}-{number}",
             tables=(table,),
-            where=where.get(name),
+            where=where.get(table),
             keys=data.keys,
         )
-        for number, (name, table) in enumerate(zip(data.collections, tables, strict=True), 1)
+        for number, table in enumerate(tables, 1)
     ]
 
 
 def _checked(command: Command) -> Command:
+    number = command.id or ""
+    if len(number) > _MAX_NAME or not number.isprintable():
+        raise CommandError(f"an id of more than {_MAX_NAME} characters, or with unprintable ones")
+    _expect_few(len(command.tables))
+    if any(len(each.schema) + len(each.table) > _MAX_NAME for each in command.tables):
+        raise CommandError(f"a table's name of more than {_MAX_NAME} characters")
+    if len(command.tables) > 1 and (command.where is not None or command.keys is not None):
+        # Each snapshot's record would repeat them.
+        raise CommandError("a condition or keys of several tables: send a message for each")
     if command.empty_first and (command.where is not None or command.keys is not None):
         # The rest of the table would be deleted from every follower.
         raise CommandError("a table that is emptied first is read without a condition or keys")
     return command
+
+
+def _expect_few(tables: int) -> None:
+    if tables > _MAX_TABLES:
+        raise CommandError(
+            f"it names {tables:,} tables, and a message may name {_MAX_TABLES}: send several"
+        )
 
 
 def _table(text: str) -> TableName:

@@ -62,6 +62,9 @@ _BATCH_SHARE: Final = 4
 # Transactions decoded and not known to be visible; above this number the recording starts again.
 _MAX_DECODED: Final = 200_000
 _RECONNECT_SECONDS: Final = 1.0
+_FULL: Final = (
+    "run it again when some are over: `cdc snapshot list` shows them, `cdc snapshot stop` ends all"
+)
 # A chunk takes a fraction of a second.
 _SLOW_SECONDS: Final = 10.0
 
@@ -455,11 +458,11 @@ class IncrementalSnapshots:
 
     # -- commands ----------------------------------------------------------------------------------
 
-    def _on_commands(self, commands: list[Command]) -> None:
+    def _on_commands(self, commands: list[Command], most: int) -> None:
         for command in commands:
             if command.do == "start":
                 for table in command.tables:
-                    self._start(command, table)
+                    self._start(command, table, most)
             else:
                 for job in self._jobs.values():
                     self._control(job, command)
@@ -482,7 +485,8 @@ class IncrementalSnapshots:
             job.enter(wanted)
             _log(job, f"incremental snapshot {wanted}")
 
-    def _start(self, command: Command, table: TableName) -> None:
+    def _start(self, command: Command, table: TableName, most: int) -> None:
+        """Start a snapshot; where `most` are active it fails instead."""
         number = command.id or f"{self._sequencer.transaction_lsn}"
         if len(command.tables) > 1:
             number = f"{number}-{command.tables.index(table) + 1}"
@@ -490,7 +494,11 @@ class IncrementalSnapshots:
             return  # the same command, read again
         job = Job.start(self._config.pipeline, number, command, table, self._clock, self._sizes)
         job.withhold(redaction.before_publishing(self._config, job.record))
+        active = len(self._running())
         self._jobs[number] = job
+        if active >= most:
+            self._fail(job, f"{active:,} incremental snapshots are active: no more start", _FULL)
+            return
         if redaction.logged(job.record, job.withheld).withheld:
             self._unlogged[number] = job.record
         try:

@@ -47,9 +47,12 @@ class MessageRouter:
         verifier: Verifier,
         signer: Signer,
         on_watermark: OnWatermark,
-        on_commands: Callable[[list[Command]], None],
+        on_commands: Callable[[list[Command], int], None],
     ) -> None:
-        """`prefix` is that of the log's topics."""
+        """`prefix` is that of the log's topics.
+
+        `on_commands` gets the commands of a message, and how many snapshots may then be active.
+        """
         self._prefix, self._sequencer = prefix, sequencer
         self._verifier, self._signer = verifier, signer
         self._on_watermark, self._on_commands = on_watermark, on_commands
@@ -128,7 +131,7 @@ class MessageRouter:
 
     def _command(self, prefix: str, body: bytes, message: LogicalMessage) -> None:
         try:
-            self._on_commands(commands.parse(prefix, body))
+            self._on_commands(commands.parse(prefix, body), commands.MAX_ACTIVE[prefix])
         except commands.CommandError as error:
             self._verifier.refuse("command", "not readable", message, quiet=True)
             fields = {"prefix": prefix, "lsn": str(message.lsn), "error": str(error)}
