@@ -42,6 +42,7 @@ class CDCError(Exception):
     exit_code = Exit.BUG
 
     def __init__(self, what: str, *, hint: str) -> None:
+        what, hint = indented(what), indented(hint)
         super().__init__(what)
         self.what = what
         self.hint = hint
@@ -230,6 +231,24 @@ def gist(error: BaseException) -> str:
     """Return a library's error in short: its type, and the causes that its text names."""
     causes = dict.fromkeys(each.lower() for each in _CAUSES.findall(str(error)))
     return type(error).__name__ + (f" ({', '.join(causes)})" if causes else "")
+
+
+def printable(text: str) -> str:
+    """Return the text as one line: what a terminal would obey is shown as an escape.
+
+    Names in a database hold any character, so a name could otherwise forge a line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def indented(text: str) -> str:
+    """Return text of several lines, of which all but the first are indented; else as `printable`.
+
+    So a name within can't start a line.
+    """
+    return "\n  ".join(map(printable, text.split("\n  ")))
 
 
 def unquoted(text: object) -> str:

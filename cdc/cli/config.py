@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, config_file, example, next_step, print_done, print_json
+from cdc.cli.options import as_json, config_file, echo, example, next_step, print_done, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,5 +51,5 @@ def show(config_path: Path, *, as_json: bool) -> None:
     for at, value, origin in rows:
         shown = ", ".join(value) if isinstance(value, list) else str(value)
         shown = "" if value is None else shown
-        click.echo(f"{at:<{widths[0]}}  {shown:<{widths[1]}}  {click.style(origin, dim=True)}")
+        echo(f"{at:<{widths[0]}}  {shown:<{widths[1]}}  {click.style(origin, dim=True)}")
     next_step("cdc doctor checks the servers that it names")

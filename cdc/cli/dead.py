@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, example, next_step, print_json, with_config
+from cdc.cli.options import as_json, echo, example, next_step, print_json, with_config
 from cdc.operate.readable import size
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def list_(config: Config, *, as_json: bool) -> None:
         return
     head = None
     for head in heads:
-        click.echo(_line(head))
+        echo(_line(head))
     if head:
         next_step("cdc dead show ID prints the complete event")
     else:
-        click.echo("there are no dead letters")
+        echo("there are no dead letters")
 
 
 def _line(head: DeadLetterHead) -> str:

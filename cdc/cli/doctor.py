@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, example, next_step, print_json, with_config
+from cdc.cli.options import as_json, echo, example, next_step, print_json, with_config
 from cdc.operate.findings import Severity, worst
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
     for finding in findings:
         if not (quiet and finding.severity is Severity.OK):
             mark, colour = _MARKS[finding.severity.value]
-            click.echo(f"{click.style(mark, fg=colour, bold=True)} {finding.check}: {finding.what}")
+            echo(f"{click.style(mark, fg=colour, bold=True)} {finding.check}: {finding.what}")
             if finding.fix:
-                click.echo(f"    {click.style('fix:', dim=True)} {finding.fix}")
+                echo(f"    {click.style('fix:', dim=True)} {finding.fix}")
     set_up = not any(each.fix.startswith("cdc setup") for each in findings)
     if bad:
         next_step("fix what is marked ✗, then run cdc doctor again")

@@ -7,9 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-import click
-
-from cdc.cli.options import next_step, print_json
+from cdc.cli.options import echo, next_step, print_json
 from cdc.errors import CDCError, Exit, Policy, SlotBusyError, StoppedError
 
 if TYPE_CHECKING:
@@ -41,16 +39,16 @@ def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
             try:
                 _take_with_retries(lambda: coordinator.take(config, host), host)
             except StoppedError:
-                click.echo("stopped: the next one starts a new generation", err=True)
+                echo("stopped: the next one starts a new generation", err=True)
                 return Exit.TEMPORARY
         state = due.state(config)
     if as_json:
         keep = ("stage", "generation", "rows", "bytes", "seconds")
         print_json(state and {name: getattr(state, name) for name in keep})
     elif state is None:
-        click.echo("this pipeline starts without an initial snapshot")
+        echo("this pipeline starts without an initial snapshot")
     else:
-        click.echo(f"the initial snapshot is {state.stage}: {state.rows:,} rows")
+        echo(f"the initial snapshot is {state.stage}: {state.rows:,} rows")
     next_step("cdc run")
     return Exit.OK
 
@@ -101,4 +99,4 @@ class _Terminal:
         line, at = self._last_line
         if (report is None and reason != line) or time.monotonic() - at >= _LINE_SECONDS:
             self._last_line = (reason, time.monotonic())
-            click.echo(reason, err=True)
+            echo(reason, err=True)

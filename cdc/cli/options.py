@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc.errors import printable
 from cdc.runtime import waiting
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
         from cdc.config import load  # noqa: PLC0415 - as above
 
-        waiting.tell_with(partial(click.echo, err=True))
+        waiting.tell_with(partial(echo, err=True))
         return command(load(config_path), *args, **kwargs)
 
     return wrapped
@@ -46,6 +47,17 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+# What `click.style` writes, and nothing that could hide text or move the cursor.
+_STYLES = re.compile(r"(\x1b\[(?:[012]|3[0-7]|9[0-7])m)")
+
+
+def echo(line: str, *, err: bool = False) -> None:
+    """Print a line, which may be styled; whatever names it holds, it stays one line."""
+    parts = _STYLES.split(line)
+    parts[::2] = map(printable, parts[::2])
+    click.echo("".join(parts), err=err)
 
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -101,7 +113,7 @@ def confirm(question: str) -> None:
 
 
 def _printer(mark: str, *, err: bool = False, **style: Any) -> Callable[[str], None]:  # noqa: ANN401 - click's own
-    return lambda what: click.echo(f"{click.style(mark, **style)} {what}", err=err)
+    return lambda what: echo(f"{click.style(mark, **style)} {what}", err=err)
 
 
 print_done = _printer("✓", fg="green")
@@ -125,7 +137,7 @@ def print_steps(steps: Iterable[Step], *, as_json: bool) -> None:
 
 def next_step(what: str) -> None:
     """Print what to do next; every command ends with it, on stderr, so that output can be piped."""
-    click.echo(f"{click.style('next:', bold=True)} {what}", err=True)
+    echo(f"{click.style('next:', bold=True)} {what}", err=True)
 
 
 def example(*lines: str) -> str:

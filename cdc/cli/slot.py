@@ -9,6 +9,7 @@ import click
 from cdc.cli.options import (
     as_json,
     confirm,
+    echo,
     example,
     next_step,
     print_done,
@@ -68,7 +69,7 @@ def _print(slot: Slot) -> None:
     state = slot.wal_status or "unknown"
     if slot.invalidation_reason:
         state += f" ({slot.invalidation_reason})"
-    click.echo(click.style(slot.name, bold=True))
+    echo(click.style(slot.name, bold=True))
     for name, value in (
         ("database", slot.database),
         ("plugin", slot.plugin),
@@ -82,7 +83,7 @@ def _print(slot: Slot) -> None:
         ("two-phase", "on: cdc refuses it" if slot.two_phase else ""),
     ):
         if value:
-            click.echo(f"  {name:<12} {value}")
+            echo(f"  {name:<12} {value}")
 
 
 def _failover(slot: Slot) -> str:
@@ -104,7 +105,7 @@ def _print_copies(config: Config) -> None:
             state = "has no copy"
         else:
             state = f"{_failover(host.slot)}, up to {host.slot.confirmed_flush_lsn}"
-        click.echo(f"  {'standby':<12} {host.place}: {state}")
+        echo(f"  {'standby':<12} {host.place}: {state}")
 
 
 @slot.command(epilog=example("cdc slot alter --failover", "cdc slot alter --no-two-phase"))

@@ -9,6 +9,7 @@ import click
 
 from cdc.cli.options import (
     as_json,
+    echo,
     example,
     next_step,
     print_done,
@@ -191,7 +192,7 @@ def _print(records: list[IncrementalRecord], *, as_json: bool) -> None:
     for record in records:
         of = f" of about {record.estimate:,}" if record.active and record.estimate else ""
         seconds = max(0.0, (record.at_us - record.began_at_us) / 1e6)
-        click.echo(
+        echo(
             f"{click.style(record.id, bold=True)}  {record.name}  {record.state}"
             f"  {record.rows:,} rows{of} in {seconds:.1f} s"
             + (f"  {click.style(record.why, dim=True)}" if record.why else "")

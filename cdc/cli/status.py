@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdc.cli.options import as_json, example, next_step, print_json, with_config
+from cdc.cli.options import as_json, echo, example, next_step, print_json, with_config
+from cdc.errors import printable
 from cdc.operate.findings import Level
 from cdc.operate.readable import duration, size
 
@@ -57,11 +58,11 @@ def _causes(verdict: Verdict) -> None:
         since = "" if cause.since_seconds is None else f" (for {duration(cause.since_seconds)})"
         if f"for {duration(cause.since_seconds or 0)}" in cause.what:
             since = ""  # it is in the sentence already
-        click.echo(f"{mark} {_wrapped(f'{cause.what}{since}', 2)}")
+        _echo_wrapped(f"{mark} ", f"{cause.what}{since}", 2)
         if cause.remedy:
-            click.echo(f"    {click.style('fix:', dim=True)} {_wrapped(cause.remedy, 9)}")
+            _echo_wrapped(f"    {click.style('fix:', dim=True)} ", cause.remedy, 9)
     if verdict.level is Level.OK:
-        click.echo(f"{click.style('✓', fg='green', bold=True)} {verdict.sentence}")
+        echo(f"{click.style('✓', fg='green', bold=True)} {verdict.sentence}")
         next_step("cdc tail shows what arrives")
     else:
         next_step("cdc doctor examines it")
@@ -118,21 +119,23 @@ def _print(found: Status) -> None:
     rows += [(each["name"], _follower(each)) for each in fields["followers"]]
     width = max(9, *(len(name) for name, _ in rows))
     for name, value in rows:
-        click.echo(f"{click.style(f'{name:<{width}}', dim=True)} {_wrapped(value, width + 1)}")
+        _echo_wrapped(click.style(f"{name:<{width}} ", dim=True), value, width + 1)
 
 
-def _wrapped(text: str, indent: int) -> str:
-    """Return the text with its further lines below its first, which starts at column `indent`.
+def _echo_wrapped(head: str, text: str, indent: int) -> None:
+    """Print the text after `head`, with its further lines at column `indent`.
 
     80 columns suffice, and piped output is never wrapped.
     """
     room = min(_MOST_COLUMNS, shutil.get_terminal_size().columns)
-    if not sys.stdout.isatty() or room <= indent + 20:
-        return text
-    lines = textwrap.wrap(
-        text, room - indent, break_long_words=False, break_on_hyphens=False, tabsize=4
-    )
-    return f"\n{' ' * indent}".join(lines)
+    lines = [text]
+    if sys.stdout.isatty() and room > indent + 20:
+        lines = textwrap.wrap(
+            printable(text), room - indent, break_long_words=False, break_on_hyphens=False
+        )
+    for line in lines:
+        echo(f"{head}{line}")
+        head = " " * indent
 
 
 def _daemon(found: Status) -> list[tuple[str, str]]:

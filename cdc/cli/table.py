@@ -8,6 +8,7 @@ import click
 
 from cdc.cli.options import (
     as_json,
+    echo,
     example,
     next_step,
     print_done,
@@ -112,5 +113,5 @@ def list_(config: Config, *, as_json: bool) -> None:
         return
     for each, bytes_ in found:
         rows = f"about {each.rows:,} rows" if each.rows or not bytes_ else "not counted yet"
-        click.echo(f"{each}  {rows}, {size(bytes_)}")
+        echo(f"{each}  {rows}, {size(bytes_)}")
     next_step("cdc snapshot TABLE reads one again")

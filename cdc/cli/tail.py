@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc.cli.options import example, next_step, print_waiting, with_config
+from cdc.cli.options import echo, example, next_step, print_waiting, with_config
+from cdc.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ def tail(
     try:
         for batch in batches:
             for arrived in batch[:left]:
-                click.echo(line(arrived))
+                echo(line(arrived))
             if batch:
                 sys.stdout.flush()
             idle.note(arrived=bool(batch))
@@ -193,5 +194,5 @@ def _row(event: dict[str, Any], key: set[str], absent: dict[str, str]) -> str:
 def _short(value: object) -> str:
     """Return `value` on one line, control characters escaped: rows may hold anything."""
     text = value if isinstance(value, str) else "null" if value is None else str(value)
-    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: _VALUE_WIDTH + 1])
+    text = printable(text[: _VALUE_WIDTH + 1])
     return text if len(text) <= _VALUE_WIDTH else text[: _VALUE_WIDTH - 1] + "…"

@@ -14,7 +14,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-from cdc.errors import CDCError
+from cdc.errors import CDCError, indented, printable
 from cdc.events import LSN
 from cdc.runtime import bugs
 
@@ -58,7 +58,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = bugs.where(record.exc_info[1])
         # The standard library's: a log line must be written whatever a field holds.
-        return json.dumps(line, default=str, ensure_ascii=False)
+        text = json.dumps(line, default=str, ensure_ascii=False)
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 class LineFormatter(logging.Formatter):
@@ -74,15 +77,23 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level, dim = record.levelname.lower(), "2"
         fields = " ".join(
-            f"{self._in(dim, f'{name}=')}{value}" for name, value in _fields(record).items()
+            f"{self._in(dim, f'{name}=')}{printable(str(value))}"
+            for name, value in _fields(record).items()
         )
         time = _time(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
         label = self._in(_COLOURS[level], f"{level:<7}")
-        line = f"{self._in(dim, time)} {label} {record.getMessage()}"
+        line = f"{self._in(dim, time)} {label} {printable(record.getMessage())}"
         line = f"{line}  {fields}" if fields else line
         if record.exc_info:
             line += "\n" + bugs.where(record.exc_info[1])
         return line
+
+
+class MessageFormatter(logging.Formatter):
+    """The standard library's lines, of which no name within a message can start one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as the base class
+        return indented(super().formatMessage(record))
 
 
 def _time(record: logging.LogRecord) -> datetime:

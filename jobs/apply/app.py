@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from cdc.errors import CDCError, Exit
+from cdc.operate.logs import MessageFormatter
 from cdc.runtime import bugs, extras
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 def begin(config: Config) -> Path:
     """Log as configured; return the configuration's file."""
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # It prints a traceback of every error in a batch; `Run` reports the error.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)

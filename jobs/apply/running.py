@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import (
@@ -151,7 +152,7 @@ class Run:
             return error
         except Exception as error:  # noqa: BLE001 - the other followers continue
             text = "%s: this is a bug in Lockstep: report it with these lines\n%s"
-            log.error(text, self.name, where(error))  # noqa: TRY400 - its text may contain values
+            log.error(text, self.name, indent(where(error), "  "))  # noqa: TRY400 - its text may contain values
             return InvariantError(f"a bug: {type(error).__name__}")
         return None
 

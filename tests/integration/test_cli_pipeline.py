@@ -366,3 +366,20 @@ def test_a_server_that_does_not_answer_is_69(
     assert cdc("status") == Exit.UNAVAILABLE
     assert "127.0.0.1:1" in cdc.out
     assert cdc("setup") == Exit.UNAVAILABLE
+
+
+def test_a_name_of_a_table_forges_no_line(cdc: Cdc, database: Database) -> None:
+    database.execute(
+        'CREATE TABLE "a\n2026 ERROR forged\x1b[2K" (id int PRIMARY KEY)',
+        'CREATE TABLE "b\n2026 ERROR forged\x1b[2K" (id int)',  # doctor: it has no key
+    )
+    named = 0
+    for words in (
+        ["doctor"], ["setup"], ["setup"], ["status"], ["table", "list"], ["doctor"],
+        ["snapshot", "public.none"],
+    ):  # fmt: skip
+        cdc(*words)
+        lines = (cdc.out + cdc.err).split("\n")
+        named += any(r"\n2026 ERROR forged\x1b[2K" in line for line in lines)
+        assert all(line.isprintable() and not line.startswith("2026") for line in lines)
+    assert named >= 4, "most of them name the table"

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import UnavailableError
 from cdc.events import LSN
-from cdc.operate.logs import setup_logging
+from cdc.operate.logs import MessageFormatter, setup_logging
 
 log = logging.getLogger("cdc.tests")
 
@@ -95,3 +95,25 @@ def test_only_a_terminal_that_wants_them_gets_colours(
         log.info("slot taken", extra={"fields": {"slot": "s"}})
     assert "\x1b" not in stream.getvalue()
     assert ("\x1b" in screen.getvalue()) == (not setting)
+
+
+# A name that a role may give its table: it would start a line, erase one, or turn one around.
+FORGED = "a\n2026-01-01 ERROR forged\r\x1b[2K\x9b2K\u2028\u202e"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_name_from_the_database_forges_no_line(stream: io.StringIO, *, as_json: bool) -> None:
+    setup_logging("info", as_json=as_json, stream=stream)
+    error = UnavailableError(f"no {FORGED}", hint=FORGED)
+    log.info("lost %s", FORGED, extra={"fields": {"table": FORGED, "error": error}})
+    line = stream.getvalue().removesuffix("\n")
+    assert line.isprintable()
+    if as_json:
+        assert json.loads(line)["fields"]["table"] == FORGED, "programs read the name itself"
+
+
+def test_a_followers_log_has_its_own_lines_only() -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 0, "%s\n  what to do: x", (FORGED,), None)
+    first, second = MessageFormatter().format(record).split("\n")
+    assert second == "  what to do: x"
+    assert first.isprintable()

@@ -51,6 +51,13 @@ def test_an_error_shows_what_happened_and_what_to_do(kind: type[CDCError]) -> No
     assert str(error) == "it broke\n  what to do: mend it"
 
 
+def test_a_name_in_an_error_starts_no_line() -> None:
+    forged = "a\n2026-01-01 ERROR forged\x1b[2K"
+    error = CDCError(f"two are wrong:\n  {forged}\n  b", hint=forged)
+    shown = r"a\n2026-01-01 ERROR forged\x1b[2K"
+    assert str(error) == f"two are wrong:\n  {shown}\n  b\n  what to do: {shown}"
+
+
 @pytest.mark.parametrize("kind", [errors.ProtocolError, errors.InvariantError])
 def test_bugs_have_a_hint_of_their_own(kind: type[errors.ProtocolError]) -> None:
     assert "report it" in kind("it broke").hint
