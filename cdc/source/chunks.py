@@ -37,7 +37,6 @@ Key = tuple[str, ...]
 _SESSION: Final = (
     "SET synchronous_commit = local",  # a watermark need not be on a standby
     "SET row_security = off",  # a policy that hides rows is an error
-    "SET statement_timeout = 0",
     "SET jit = off",
     "SET max_parallel_workers_per_gather = 0",
 )

@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 
 STANDBY_MAJOR: Final = 16  # the first whose standbys create logical slots
 _MAX_NAME: Final = 63
-# These end a session that waits inside a transaction; ours waits on purpose.
-_TIMEOUTS: Final = """
-SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN (
-    'idle_in_transaction_session_timeout', 'idle_session_timeout', 'statement_timeout',
-    'transaction_timeout', 'lock_timeout')
-"""
 # A standby has its primary's system identifier; its start time is its own.
 _REACHED: Final = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
@@ -87,10 +81,7 @@ class Export:
         self.lsn = LSN(0)
 
     def _connect(self) -> Connection:
-        connection = connect(config_for_rows(self._config), replication=True)
-        with translated("setting timeouts"):
-            connection.execute(_TIMEOUTS)
-        return connection
+        return connect(config_for_rows(self._config), replication=True)
 
     def reopen(self) -> None:
         """Release the snapshot, and connect for another."""

@@ -30,13 +30,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.connection import Connection
 
-# A range may take minutes, whatever timeouts the role's settings have; its query plan must not
-# depend on them either. A policy is an error instead of missing rows.
+# A range's query plan must not depend on the role's settings. A policy is an error instead of
+# missing rows.
 _SESSION: Final = {
-    "statement_timeout": "0",
-    "transaction_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "lock_timeout": "0",
     "row_security": "off",
     "jit": "off",
     "max_parallel_workers_per_gather": "0",

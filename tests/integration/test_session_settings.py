@@ -34,6 +34,16 @@ _ROLE = (
     "search_path = 'elsewhere'",
     "standard_conforming_strings = off",
     "quote_all_identifiers = on",
+    "idle_session_timeout = '1s'",
+    "idle_in_transaction_session_timeout = '1s'",
+    "lock_timeout = '1s'",
+)
+_TIMEOUTS = (
+    "statement_timeout",
+    "lock_timeout",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "transaction_timeout",
 )
 _TABLE = (
     "CREATE TABLE users (id int PRIMARY KEY, at timestamptz, t timetz, d date, i interval,"
@@ -117,6 +127,24 @@ def test_every_connection_has_the_pinned_settings(
             assert row is not None
             found[name] = row[0]
     assert found == SESSION
+
+
+@pytest.mark.parametrize("replication", [False, True])
+def test_no_timeout_of_the_role_ends_a_session(*, replication: bool, pipeline: NewPipeline) -> None:
+    line = pipeline(_TABLE)
+    name = line.database.name
+    known = f"SELECT array_agg(name) FROM pg_settings WHERE name IN {_TIMEOUTS}"
+    timeouts = line.query(known)[0]
+    assert len(timeouts) == (5 if line.query("SHOW server_version_num")[0] >= "170000" else 4)
+    line.database.execute(
+        *(f"ALTER ROLE CURRENT_USER IN DATABASE \"{name}\" SET {each} = '1s'" for each in timeouts)
+    )
+    with connect(line.config, replication=replication) as connection:
+        for each in timeouts:
+            assert connection.execute(f"SHOW {each}".encode()).fetchone() == ("0",), each
+        connection.execute("BEGIN")
+        connection.execute("SELECT pg_sleep(1.2)")
+        connection.execute("COMMIT")
 
 
 def test_rows_that_adbc_reads_are_written_by_the_pinned_settings(
