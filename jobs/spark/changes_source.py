@@ -239,14 +239,20 @@ class Planner:
         return Batch(cuts, epochs)
 
     def _arrivals(self, until: int | None) -> list[tuple[FrontierRecord, int]]:
-        """Return the next records, none if there are none now; wait for those before `until`."""
+        """Return the next records, none if there are none now; wait for those before `until`.
+
+        Raises GapError if the last one before `until` is not there, and later ones are.
+        """
         if self._tail is None:
             self._tail = FrontierTail(self._asked.config, self.at.place, self.at.seq)
         deadline = time.monotonic() + (_POLL_SECONDS if until is None else _SILENCE_SECONDS)
         while True:
             records = list(self._tail.arrivals(_POLL_SECONDS))
             if records:
-                return [each for each in records if until is None or each[1] < until]
+                kept = [each for each in records if until is None or each[1] < until]
+                if until is not None and len(kept) < len(records):
+                    self._expect_end(kept, until)
+                return kept
             if time.monotonic() >= deadline:
                 break
         if until is None:
@@ -254,6 +260,18 @@ class Planner:
         raise UnavailableError(
             f"the frontier at offset {until - 1} has not come for {_SILENCE_SECONDS:.0f} s",
             hint="see that the brokers run",
+        )
+
+    def _expect_end(self, kept: list[tuple[FrontierRecord, int]], until: int) -> None:
+        if kept and kept[-1][1] == until - 1:
+            return
+        topic, above = names.frontier_topic(self._asked.config.prefix), self.at.seq
+        raise GapError(
+            f"{topic} has no frontier at offset {until - 1}, where one was: nothing shows where the"
+            f" events after seq {kept[-1][0].seq if kept else above} end",
+            hint="the topic was created again: `cdc status` shows whether the log is complete; then"
+            f" start from {frontiers.EARLIEST} or a later frontier, and request the rows that are"
+            " missing: `cdc snapshot TABLE`",
         )
 
 

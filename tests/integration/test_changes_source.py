@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 import lockstep
+from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log import names, reader, topics
 from lockstep.jobs.cuts import frontiers
+from lockstep.jobs.spark.changes_source import Planner, wanted
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, patiently, wait_until
 
 if TYPE_CHECKING:
@@ -180,6 +183,25 @@ def test_no_row_of_a_range_that_lost_records_is_returned(
     with pytest.raises(Exception, match=r"holds \d+ events .*: 0 to 4 are deleted"):
         read(spark, line, "public.orders")
     assert len(read(spark, line, "public.days")) == 1, "other tables can be read"
+
+
+def test_a_range_whose_last_frontier_is_missing_is_not_returned(line: PipelineUnderTest) -> None:
+    """A topic that was created again has other offsets: here, those of transactions' markers."""
+    for number in range(3):
+        line.database.execute(f"INSERT INTO days VALUES (date '2026-01-01' + {number}, 1)")
+        in_log(line)
+    asked, _ = wanted({"config": str(line.config_file)})
+    start = frontiers.find(line.config, frontiers.BEGINNING)
+    topic = names.frontier_topic(line.config.prefix)
+    offsets = [each.offset() or 0 for each in reader.read_if_there(line.config, topic)]
+    markers = sorted(set(range(offsets[-1])) - set(offsets))
+    for missing in (markers[0], markers[-1]):
+        with closing(Planner(asked, start)) as planner:
+            expected = rf"no frontier at offset {missing}, .* after seq \d+ end"
+            with pytest.raises(GapError, match=expected):
+                planner.batch(1_000, missing + 1)
+    with closing(Planner(asked, start)) as planner:
+        assert planner.batch(1_000, offsets[0] + 1).cuts[-1].place == offsets[0] + 1
 
 
 @pytest.mark.parametrize(
