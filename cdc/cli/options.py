@@ -73,7 +73,11 @@ class Duration(click.ParamType[float]):
     ) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh])?", str(value))
         if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is no duration; write it like 60s or 5m", param, ctx)
+            self.fail(
+                f"{value!r} is no duration; write it like 60s or 5m (a number alone: seconds)",
+                param,
+                ctx,
+            )
         return float(match[1]) * _UNITS[match[2] or ""]
 
 
@@ -82,7 +86,7 @@ def wait_options(command: Callable[..., Any]) -> Callable[..., Any]:
     timeout = click.option(
         "--timeout",
         type=Duration(),
-        help="With --wait: give up after this time, such as 30s or 5m.",
+        help="With --wait: give up after this time: 30s, 5m, or a number of seconds.",
     )
     wait = click.option(
         "--wait", is_flag=True, help="Return when it is done; print progress meanwhile."

@@ -167,7 +167,8 @@ _control(
 _control("resume", "Resume a paused incremental snapshot, or all of them.", "cdc snapshot resume")
 _control(
     "stop",
-    "Stop an incremental snapshot, or all of them; its rows that are in the log stay.",
+    "Stop an incremental snapshot, or all of them; its rows that are in the log stay. With the ID"
+    " of one that has failed: acknowledge it, so that the verdict is without it.",
     "cdc snapshot stop 3f9a1c20",
 )
 

@@ -42,7 +42,7 @@ _REPORT_SECONDS: Final = 3.0
     type=Duration(),
     default="10s",
     show_default=True,
-    help="Give up after this time, such as 500ms, 5s or 1m.",
+    help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
 )
 @as_json
 def wait(

@@ -156,7 +156,10 @@ def _reading(facts: PipelineFacts) -> Iterator[Cause]:
         yield _failed("slot", f"the slot {slot.name} is about to be lost", "cdc run, at once")
     copying = facts.initial_stage not in {"done", None}
     taken = copying and daemon is not None and daemon.ready
-    if slot is not None and slot.active_pid is None and not facts.by_daemon and not taken:
+    # A daemon that answers knows why it does not read: it can't log in, for example.
+    waits = daemon is not None and not daemon.ready
+    unread = slot is not None and slot.active_pid is None and not facts.by_daemon
+    if slot is not None and unread and not taken and not waits:
         kept = size(slot.retained_bytes or 0)
         what = f"no daemon reads from the slot, which keeps {kept} of WAL"
         yield _failed("daemon", what, _RUN, slot.inactive_seconds)
@@ -220,7 +223,10 @@ def _incremental_snapshots(facts: PipelineFacts) -> Iterator[Cause]:
         name, why = f"the snapshot {each.id} of {each.name}", each.why or "the log has no reason"
         if each.state == "failed" and not _read_since(each, facts.incremental_snapshots):
             since = max(0.0, (facts.now_us - each.at_us) / 1e6)
-            remedy = f"`cdc snapshot {each.name}` reads it again; `cdc snapshot stop {each.id}`"
+            remedy = (
+                f"once the cause is removed, `cdc snapshot {each.name}` reads it again; `cdc"
+                f" snapshot stop {each.id}`"
+            )
             what = f"{name} has failed: {why}"
             yield _failed("incremental_snapshot", what, f"{remedy} acknowledges it", since)
         elif each.state == "running" and each.failing_since_us is not None:

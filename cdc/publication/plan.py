@@ -242,7 +242,9 @@ def _rule_problems(
                 yield Problem(
                     "tables_rule",
                     f"{section}.{setting} names {name.text}, which {_many(tables)} not have",
-                    "correct it: its case counts; name a renamed column by its present name",
+                    "correct it: its case counts; name a renamed column by its present name; where"
+                    " the daemon named it, of a column that has its old name again, only `cdc run`"
+                    " takes it: then take it out",
                 )
 
 

@@ -395,7 +395,8 @@ def _shown(
         f"{request.name} at {request.from_lsn} would show a hidden column: {', '.join(columns)};"
         f" {why}",
         hint=f'{first}hide {", ".join(names)} too: tables."{request.name}".mask. Once `cdc run` has'
-        " passed this change, `keep` there shows what may be shown",
+        " passed this change, `keep` there shows what may be shown; where no column has such a name"
+        " any more, `cdc setup` refuses it: only `cdc run`, and take it out again afterwards",
     )
 
 

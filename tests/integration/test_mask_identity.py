@@ -194,3 +194,31 @@ def test_a_mask_is_not_recorded_beside_a_daemon_that_does_not_have_it(
     (found,) = caught_up(line, 1)
     assert found["after"]["email"] == digest("Secret1@x.org")
     shows_nothing(line)
+
+
+def test_a_column_that_was_renamed_there_and_back(pipeline: NewPipeline) -> None:
+    """No column has the name any more that the daemon must hide: `cdc run` alone takes it."""
+    line = pipeline(USERS, tables=MASKED)
+    line.start().wait_ready()
+    insert(line, 1)
+    caught_up(line, 1)
+    line.database.execute(
+        "ALTER TABLE users RENAME email TO other",
+        "INSERT INTO users (id, other) VALUES (2, 'Secret2@x.org')",
+        "ALTER TABLE users RENAME other TO email",
+    )
+    line.ends(line.daemon, 78, "hide other too", "refuses it: only `cdc run`")
+    line.config_file = line.write(
+        "remedy.yaml", tables={"public.users": {"mask": {"email": HMAC, "other": HMAC}}}
+    )
+    with pytest.raises(ConfigError, match="only `cdc run` takes it"):
+        line.set_up()
+    line.start().wait_ready()
+    assert [each["after"]["id"] for each in caught_up(line, 2)] == [1, 2]
+    assert line.daemon.term() == 0
+    line.config_file = line.write("lockstep.yaml")
+    line.set_up()
+    line.start().wait_ready()
+    insert(line, 3)
+    assert caught_up(line, 3)[-1]["after"]["email"] == digest("Secret3@x.org")
+    shows_nothing(line)

@@ -91,6 +91,8 @@ def test_a_snapshot_that_has_failed_is_not_ok_until_it_is_acknowledged(
     assert status(line, capsys)[0] == Exit.FAILED
     assert healthz(line)[0] == 503
     assert line.daemon.health()["status"] == 200  # a snapshot is not the stream
+    assert run(["snapshot", "stop", "-c", str(line.config_file)]) == Exit.CONFIG
+    assert f"failed: {failed}; `cdc snapshot stop ID`" in capsys.readouterr().err
     say(line, do="stop", id=failed)
     wait_until(lambda: status(line, capsys)[1]["ok"], "it is not acknowledged")
 

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from cdc.cli import main, reference
+from cdc.cli.options import Duration
 from cdc.errors import CDCError, ConfigError, Exit, PermissionDeniedError, UnavailableError
 
 ROOT = Path(__file__).parents[2]
@@ -225,3 +226,13 @@ def test_every_error_of_ours_has_an_exit_code_of_the_table() -> None:
     for kind in below(CDCError):
         assert kind.exit_code in Exit
         assert kind.exit_code not in (Exit.OK, Exit.USAGE)
+
+
+def test_a_duration_has_a_unit_and_a_number_alone_is_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert Duration().convert("5", None, None) == Duration().convert("5s", None, None) == 5.0
+    assert main.run(["wait", "--timeout", "5 sec"]) == Exit.USAGE
+    assert "write it like 60s or 5m (a number alone: seconds)" in capsys.readouterr().err
+    assert main.run(["wait", "--help"]) == Exit.OK
+    assert "or a number of seconds" in " ".join(capsys.readouterr().out.split())

@@ -103,6 +103,7 @@ _UNREAD = SLOT._replace(active_pid=None, inactive_seconds=90.0)
 _RENAMED = IncompleteTopic(
     "public.t", "shop.public.t", LSN(2), "renamed", "cdc snapshot public.t --replace", captured=True
 )
+_REFUSED = DaemonReport("reconnecting", ready=False, reason="wrong password")
 State = tuple[dict[str, Any], Level, str, int]
 
 
@@ -133,6 +134,7 @@ def states_of_the_log() -> dict[str, State]:
             },
             Level.FAILED, "the daemon is streaming: Kafka has not", 1,
         ),
+        "refused": ({"daemon": _REFUSED, "slot": _UNREAD}, Level.FAILED, "ing: wrong password", 1),
         "halted": (
             {"daemon": DaemonReport("halted", ready=False, reason="a gap")},
             Level.FAILED, "is halted", 1,

@@ -125,9 +125,13 @@ def control(config: Config, do: commands.Do, number: str | None) -> list[str]:
     if do == "stop":  # acknowledges a failed one
         meant += [each.id for each in known if (each.id, each.state) == (number, "failed")]
     if not meant:
+        hints = [f"running: {listed(active)}"] if active else []
+        failed = [record.id for record in known if record.state == "failed"]
+        if do == "stop" and failed:
+            hints.append(f"failed: {listed(failed)}; `cdc snapshot stop ID` acknowledges one")
         raise ConfigError(
             "no incremental snapshot is running" if number is None else f"{number} is not running",
-            hint=f"running: {listed(active)}" if active else "`cdc snapshot TABLE` starts one",
+            hint="; ".join(hints) or "`cdc snapshot TABLE` starts one",
         )
     with connect(config) as connection:
         content = commands.encode(commands.Command(do=do, id=number))
