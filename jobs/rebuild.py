@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.config import Config
+    from lockstep.jobs.generations.in_place import InPlace
     from lockstep.jobs.generations.rebuilding import Rebuild, RebuildOutcome
 
 
@@ -65,23 +66,29 @@ def main(
         click.echo(_words(follower, outcome, is_as_of=lsn is not None))
 
 
-def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
+def _rebuild(config: Config, path: Path, name: str) -> Rebuild | InPlace:
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - with Spark
     from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
+    from lockstep.jobs.generations.in_place import InPlace  # noqa: PLC0415 - as above
     from lockstep.jobs.generations.rebuilding import Rebuild  # noqa: PLC0415 - as above
+    from lockstep.sinks.contract import Generations  # noqa: PLC0415 - as above
 
     chosen_names(config.followers, [name])
     follower = config.followers[name]
     session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
     sink = stores.sink(config, name, follower)
+    last = read(config).get(name)
+    reported = last.generation if last else 0
+    report = partial(switching, config, name)
+    if not isinstance(sink, Generations):
+        log = LogBuilder(config, path, name, cache(session), _print_progress)
+        return InPlace(sink, log, report, reported)
     builder = (
         MirrorBuilder(config, name, _print_progress)
         if follower.documents
         else LogBuilder(config, path, name, cache(session), _print_progress)
     )
-    last = read(config).get(name)
-    reported = last.generation if last else 0
-    return Rebuild(sink, builder, _print_progress, partial(switching, config, name), reported)
+    return Rebuild(sink, builder, _print_progress, report, reported)
 
 
 def _print_progress(what: str) -> None:

@@ -12,7 +12,7 @@ orders = lockstep.changes(spark, "lockstep.yaml", ["public.orders"], start="begi
 - `read_as_of`, `read_as_of_arrow`: Delta mirrors as of one frontier
 - `session`: a small local Spark session with Delta
 - `Client`: read your own writes
-- `contract`: what a store of your own implements
+- `contract`: what a sink of your own implements, and `lockstep.conformance` tests
 
 Names are imported when they are used: `Client` needs no Spark.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from cdc.client import BehindError, Client, Token
-    from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+    from cdc.errors import CDCError, ConfigError, GapError, StoreLostError, UnavailableError
     from cdc.events import LSN
     from lockstep.jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
     from lockstep.jobs.reading_changes import changes, follow_changes, register, session
@@ -37,6 +37,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "GapError",
+    "StoreLostError",
     "TablesAsOf",
     "Token",
     "UnavailableError",
@@ -51,7 +52,8 @@ __all__ = [
 
 _HOMES: Final = {
     **dict.fromkeys(("Client", "Token", "BehindError"), "cdc.client"),
-    **dict.fromkeys(("CDCError", "ConfigError", "GapError", "UnavailableError"), "cdc.errors"),
+    **dict.fromkeys(("CDCError", "ConfigError", "GapError"), "cdc.errors"),
+    **dict.fromkeys(("StoreLostError", "UnavailableError"), "cdc.errors"),
     "LSN": "cdc.events",
     **dict.fromkeys(
         ("TablesAsOf", "read_as_of", "read_as_of_arrow"), "lockstep.jobs.reading_as_of"

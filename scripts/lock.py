@@ -18,8 +18,10 @@ BUILD = "hatchling\neditables\n"
 LOCKS = {
     "requirements.lock": ["local"],
     "requirements-daemon.lock": [],
-    "requirements-followers.lock": ["spark", "redis", "opensearch"],
-    "requirements-dev.lock": ["local", "spark", "migrations", "redis", "opensearch", "dev"],
+    "requirements-followers.lock": ["spark", "redis", "opensearch", "sql"],
+    "requirements-dev.lock": [
+        *("local", "spark", "migrations", "redis", "opensearch", "sql", "dev"),
+    ],
 }
 # Installed in addition to either of the two if the machine has no Java.
 JAVA_LOCK = "requirements-java.lock"

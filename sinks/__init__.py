@@ -1,6 +1,6 @@
 """Stores that follow the log: one contract, one folder per store.
 
-The contract, in prose (`sinks.contract` has it in types, tests/contract checks every sink):
+The contract, in prose (`sinks.contract` has it in types, `lockstep.conformance` checks every sink):
 
 - A batch gives the same state however often it is applied. A change counts if and only if its `seq`
   is greater than the stored one; a delete leaves a tombstone with its seq, so that late changes

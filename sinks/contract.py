@@ -12,7 +12,7 @@ from cdc.errors import ConfigError, OvertakenError
 from cdc.events import LSN, table_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Column(NamedTuple):
@@ -137,8 +137,9 @@ class Sink(Protocol):
     the stored one, and deletes leave a versioned tombstone. Normally each generation has one writer
     at a time; two must do no harm, only repeat each other's work.
 
-    A sink is created from its configuration without access to the store, and pickles: executors
-    call `write` in their own processes, the driver everything else. Every method raises
+    A sink is created from its configuration without access to the store, and a parallel one
+    pickles: executors call `write` in their own processes, the driver everything else. Every method
+    raises
     `cdc.errors.CDCError`: UnavailableError and similar for temporary errors, ConfigError for those
     that need a person.
     """
@@ -149,6 +150,10 @@ class Sink(Protocol):
     # Whether `write` may be called from many processes concurrently, each with some keys of a
     # table.
     parallel: bool
+
+    def current(self) -> int | None:
+        """Return the generation that readers see; None if the store is new."""
+        ...
 
     def open(self) -> StoreState | None:
         """Create what is missing in the store; return its state, None if it is new.
@@ -206,8 +211,11 @@ class Sink(Protocol):
         ...
 
 
+@runtime_checkable
 class Generations(Sink, Protocol):
     """A sink whose store can hold several generations, of which readers see one.
+
+    Optional: the store of another sink is rebuilt in place, empty at first.
 
     A sink created from its configuration belongs to the current generation: `open` binds it to
     that, or creates the first. If another has become current, `begin` and `commit` raise
@@ -216,10 +224,6 @@ class Generations(Sink, Protocol):
 
     def generations(self) -> Mapping[int, Applied | None]:
         """Return every existing generation and its applied frontier; writes nothing."""
-        ...
-
-    def current(self) -> int | None:
-        """Return the generation that readers see; None if the store is new."""
         ...
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
@@ -270,6 +274,26 @@ class Mountable(Protocol):
     def absent(self) -> str | None:
         """Return the store's place if nothing at all exists there; writes nothing."""
         ...
+
+
+class FollowerOf(NamedTuple):
+    """The follower that a sink is made for."""
+
+    name: str
+    pipeline: str
+    prefix: str  # the pipeline's, for names in a store that others use, too
+    config: Any  # the complete configuration, which may change with each release
+
+
+class SinkKind(NamedTuple):
+    """A kind of store: what an entry point of the group `lockstep.sinks` names.
+
+    A follower's options are converted to `settings`, a dataclass or a msgspec.Struct, before `make`
+    is called with them.
+    """
+
+    settings: type
+    make: Callable[[Any, FollowerOf], Sink]
 
 
 def expect_tables(

@@ -71,7 +71,9 @@ def follow(
 def need(what: str, config: Config, followers: Iterable[str]) -> None:
     """Raise MissingExtraError where these followers need an extra that is not installed."""
     each = [config.followers[name] for name in followers]
-    stores = [name for name in ("redis", "opensearch") if any(getattr(f, name) for f in each)]
+    stores = [
+        name for name in ("redis", "opensearch", "sql") if any(getattr(f, name) for f in each)
+    ]
     extras.require(what, "spark", *stores, but=("pyspark",) if _spark_submit() else ())
 
 

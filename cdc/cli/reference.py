@@ -133,8 +133,9 @@ it again after each change. docs/EVENTS.md describes the events that result.
 
 ## Followers
 
-Each name below `followers` is a store that follows the log, with exactly one of `delta`, `redis`
-and `opensearch`; docs/FOLLOWERS.md describes what it then contains.
+Each name below `followers` is a store that follows the log, with exactly one of `delta`, `redis`,
+`opensearch`, `sql` and `plugin` (a store by a sink of another package); docs/FOLLOWERS.md describes
+what it then contains.
 
 ```yaml
 followers:
@@ -146,6 +147,8 @@ followers:
       url: redis://:${REDIS_PASSWORD}@localhost:6379/0
       shapes:
         public.users: {key: "user:{id}", form: hash}
+  copy:
+    sql: {url: "postgresql://copy:${SQL_PASSWORD}@localhost/copy"}
   orders:
     mirror: mirror                   # whose tables the documents are made from
     opensearch: {url: "http://localhost:9200"}

@@ -175,6 +175,47 @@ class OpenSearchFollower(Section, frozen=True, kw_only=True):
     ] = {}
 
 
+class SqlFollower(Section, frozen=True, kw_only=True):
+    """Typed tables in Postgres or SQLite, and the frontier in a table alongside them."""
+
+    url: Annotated[
+        Address,
+        Meta(
+            min_length=1,
+            description="As SQLAlchemy writes it: `postgresql://` or `sqlite:///`.",
+            examples=["postgresql://copy:${SQL_PASSWORD}@localhost/copy", "sqlite:////srv/copy.db"],
+        ),
+    ]
+    schema: Annotated[
+        str | None,
+        Meta(
+            description="The schema of all tables, in Postgres. Default each table's own, and"
+            " `public` for `lockstep_frontiers`."
+        ),
+    ] = None
+
+
+class PluginFollower(Section, frozen=True, kw_only=True):
+    """A store by a sink that is not part of Lockstep."""
+
+    kind: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="The name of its entry point in the group `lockstep.sinks`.",
+            examples=["files"],
+        ),
+    ]
+    options: Annotated[
+        dict[str, object],
+        OptionMap(frozenset()),
+        Meta(
+            description="What that sink takes; checked by its own model when the follower starts.",
+            examples=[{"path": "/srv/files"}],
+        ),
+    ] = {}
+
+
 class Document(Section, frozen=True, kw_only=True):
     """A row with the rows that belong to it, at any depth."""
 
@@ -194,7 +235,7 @@ class Document(Section, frozen=True, kw_only=True):
 
 
 class Follower(Section, frozen=True, kw_only=True):
-    """A store that follows the log: one of `delta`, `redis`, `opensearch`."""
+    """A store that follows the log: one of `delta`, `redis`, `opensearch`, `sql`, `plugin`."""
 
     tables: Annotated[
         Names,
@@ -206,6 +247,8 @@ class Follower(Section, frozen=True, kw_only=True):
     delta: DeltaFollower | None = None
     redis: RedisFollower | None = None
     opensearch: OpenSearchFollower | None = None
+    sql: SqlFollower | None = None
+    plugin: PluginFollower | None = None
     documents: Annotated[
         dict[str, Document],
         Meta(

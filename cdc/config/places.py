@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
-_PORTS: Final = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}
+_PORTS: Final = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443, "postgresql": 5432}
+# The setting that gives a follower a place of its own.
+_SETTING: Final = {"redis": "prefix", "opensearch": "prefix", "sql": "schema"}
 
 
 class _Destination(NamedTuple):
@@ -35,7 +37,7 @@ class _Destination(NamedTuple):
 
 
 def conflicts(config: Config) -> Iterator[Complaint]:
-    """Yield which Redis and OpenSearch followers would write to the same place."""
+    """Yield which followers in Redis, OpenSearch or a database would write to the same place."""
     earlier: dict[str, _Destination] = {}
     for name, follower in config.followers.items():
         mine = _destination(config, follower)
@@ -52,8 +54,9 @@ def conflicts(config: Config) -> Iterator[Complaint]:
                     )
         for other, theirs in earlier.items():
             if both := _shared_table(mine, theirs):
-                what = f"{other} has {both} in the same place; give one a prefix, or names"
-                yield (*at, "prefix"), f"{what}, of its own"
+                setting = _SETTING[mine.store]
+                what = f"{other} has {both} in the same place; give one a {setting}, or names"
+                yield (*at, setting), f"{what}, of its own"
                 break
         earlier[name] = mine
 
@@ -67,6 +70,9 @@ def _destination(config: Config, follower: Follower) -> _Destination | None:
     elif opensearch is not None:
         named = dict(opensearch.aliases)
         store, server, prefix = "opensearch", _server(opensearch.url), opensearch.prefix
+    elif follower.sql is not None:
+        named = {}
+        store, server, prefix = "sql", _server(follower.sql.url), follower.sql.schema
     else:
         return None
     tables = follower.tables
@@ -112,7 +118,8 @@ def _server(url: str) -> str:
         port = parts.port or _PORTS.get(parts.scheme)
     except ValueError:  # no port or address; the client reports that
         return url
-    path = parts.path.strip("/")
+    path, query = parts.path.strip("/"), parse_qs(parts.query)
     if parts.scheme.startswith("redis"):
-        path = (parse_qs(parts.query).get("db") or [path or "0"])[0]
-    return f"{parts.hostname}:{port}/{path}"
+        path = (query.get("db") or [path or "0"])[0]
+    host = parts.hostname or (query.get("host") or [""])[0]  # where libpq takes it, too
+    return f"{host}:{port}/{path}"

@@ -19,15 +19,22 @@ from cdc.events import table_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cdc.config.followers import DeltaFollower, Document, Follower, RedisShape
+    from cdc.config.followers import (
+        DeltaFollower,
+        Document,
+        Follower,
+        RedisShape,
+        SqlFollower,
+    )
     from cdc.config.model import Config
 
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
-_STORES: Final = ("delta", "redis", "opensearch")
+_STORES: Final = ("delta", "redis", "opensearch", "sql", "plugin")
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
 _STARTS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
 _REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
+_SQL_URL: Final = re.compile(r"(postgres(ql)?|sqlite)(\+\w+)?://.+")
 _HTTP_URL: Final = re.compile(r"https?://[^/\s]+.*")
 _DEFAULT_TABLES: Final = ("*.*",)
 # Which forms accept a field of a shape, and which of these need it.
@@ -110,7 +117,7 @@ def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iter
     stores = [name for name in _STORES if getattr(follower, name) is not None]
     if len(stores) != 1:
         found = f"has {' and '.join(stores)}" if stores else "has no store"
-        yield (), f"{found}; expected exactly one of delta, redis, opensearch"
+        yield (), f"{found}; expected exactly one of {', '.join(_STORES)}"
     for text in follower.tables:
         try:
             parse_table_pattern(text)
@@ -125,6 +132,8 @@ def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iter
         yield from _redis(follower)
     if follower.opensearch is not None:
         yield from _opensearch(follower)
+    if follower.sql is not None:
+        yield from _sql(follower.sql)
 
 
 # --- each store ---
@@ -182,6 +191,13 @@ def _opensearch(follower: Follower) -> Iterator[Complaint]:
         yield from _tables(("opensearch", name), getattr(store, name), follower.documents)
 
 
+def _sql(store: SqlFollower) -> Iterator[Complaint]:
+    if not _SQL_URL.fullmatch(store.url):
+        yield ("sql", "url"), "is no URL of a database; expected postgresql:// or sqlite:///"
+    elif is_misread(store.url):
+        yield ("sql", "url"), MISREAD
+
+
 # --- documents ---
 
 
@@ -190,8 +206,8 @@ def _documents(follower: Follower, others: Mapping[str, Follower | None]) -> Ite
         if follower.mirror is not None:
             yield ("mirror",), "is what documents are made from, and there are none"
         return
-    if follower.delta is not None:
-        yield ("documents",), "are stored in Redis or OpenSearch; delta holds mirrors of tables"
+    if follower.redis is None and follower.opensearch is None:
+        yield ("documents",), "are stored in Redis or OpenSearch; other stores hold tables"
     if follower.tables != _DEFAULT_TABLES:
         yield ("tables",), "documents name their own tables; leave it out"
     mirror = others.get(follower.mirror or "")

@@ -47,7 +47,7 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     format: int = records.FORMAT
     pipeline: str
     follower: str
-    store: str  # delta, redis or opensearch
+    store: str  # delta, redis, opensearch, sql, or the kind of another package
     generation: int
     state: FollowerState
     # The applied frontier; `place` is the frontier topic's offset after its record.

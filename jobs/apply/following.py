@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.apply.applying import TableChanges
     from lockstep.jobs.cuts.cutting import Cut, CutPart
     from lockstep.jobs.cuts.reduce import Events
-    from lockstep.sinks.contract import Generations, Sink
+    from lockstep.sinks.contract import Sink
 
 # Cuts of up to this many events are read, reduced and written in the driver, for the lowest
 # latency.
@@ -94,7 +94,7 @@ class Following:
         config: Config,
         config_file: Path,
         name: str,
-        sink: Generations,
+        sink: Sink,
         *,
         until: LSN | None = None,
         exactly: bool = False,

@@ -21,12 +21,12 @@ from cdc.events import LSN
 from lockstep.jobs.apply.applying import TornError
 from lockstep.jobs.apply.refilling import refuse_unfillable
 from lockstep.jobs.generations.rebuilding import AS_OF_ABOVE
-from lockstep.sinks.contract import Applied, Mountable, StoreState
+from lockstep.sinks.contract import Applied, Generations, Mountable, StoreState
 
 if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
     from lockstep.jobs.apply.running import Run
-    from lockstep.sinks.contract import Generations
+    from lockstep.sinks.contract import Sink
 
 log = logging.getLogger("lockstep.jobs.follow")
 
@@ -34,7 +34,7 @@ log = logging.getLogger("lockstep.jobs.follow")
 _SURE_SECONDS: Final = 2.0
 
 
-def open_store(run: Run, sink: Generations) -> StoreState:
+def open_store(run: Run, sink: Sink) -> StoreState:
     """Return the store's frontier; a store that lost a part starts its next generation.
 
     Nothing is deleted from it before it is certain that it can be refilled; raises GapError if it
@@ -55,7 +55,7 @@ def open_store(run: Run, sink: Generations) -> StoreState:
     return state
 
 
-def _open_twice(run: Run, sink: Generations, reported: FollowerRecord | None) -> StoreState:
+def _open_twice(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreState:
     """Return the store's frontier; raise StoreLostError if a part is missing at two checks."""
     if isinstance(run.error, TornError):
         raise run.error
@@ -68,7 +68,7 @@ def _open_twice(run: Run, sink: Generations, reported: FollowerRecord | None) ->
         return _open_once(run, sink, reported)
 
 
-def _open_once(run: Run, sink: Generations, reported: FollowerRecord | None) -> StoreState:
+def _open_once(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreState:
     lsn = _reported_lsn(reported)
     # Checked before the store is opened, because that creates what is missing.
     if reported is not None and lsn and sink.current() is None:
@@ -86,11 +86,11 @@ def _open_once(run: Run, sink: Generations, reported: FollowerRecord | None) -> 
 
 
 def _start_next_generation(
-    run: Run, sink: Generations, reported: FollowerRecord | None, error: StoreLostError
+    run: Run, sink: Sink, reported: FollowerRecord | None, error: StoreLostError
 ) -> None:
     """Start the next generation in place of the lost one, if it can be refilled."""
     generation = _next_generation(run, sink, reported)
-    if run.is_shadow and sink.current() not in (None, generation):
+    if run.is_shadow and isinstance(sink, Generations) and sink.current() not in (None, generation):
         run.opened_at(Applied.beginning(run.config.pipeline, generation))
         sink.drop(generation)  # the generation that readers see is not lost
         return
@@ -107,7 +107,7 @@ def _start_next_generation(
     sink.start_over(generation)
 
 
-def _open(run: Run, sink: Generations) -> StoreState:
+def _open(run: Run, sink: Sink) -> StoreState:
     """Open the store; one that has applied nothing yet is at the log's beginning."""
     state = sink.open()
     if state is not None and state.applied.pipeline:
@@ -145,7 +145,7 @@ def _not_the_reported(reported: FollowerRecord) -> StoreLostError:
     )
 
 
-def _next_generation(run: Run, sink: Generations, reported: FollowerRecord | None) -> int:
+def _next_generation(run: Run, sink: Sink, reported: FollowerRecord | None) -> int:
     """Return the next number for a lost store: above all that were reported or exist.
 
     A shadow build keeps its number, because the rebuild identifies it by that.
@@ -154,5 +154,7 @@ def _next_generation(run: Run, sink: Generations, reported: FollowerRecord | Non
         return run.applied.generation
     known = [reported.generation if reported else 1, run.applied.generation if run.applied else 1]
     with suppress(StoreLostError):
-        known += [number for number in sink.generations() if number < AS_OF_ABOVE]
+        every = sink.generations() if isinstance(sink, Generations) else ()
+        known += [number for number in every if number < AS_OF_ABOVE]
+        known.append(sink.current() or 1)
     return max(known) + 1

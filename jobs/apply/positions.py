@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.partitions import Partition
     from lockstep.jobs.apply.running import Run
-    from lockstep.sinks.contract import Generations, StoreState
+    from lockstep.sinks.contract import Sink, StoreState
 
 
-def open_in_log(run: Run, sink: Generations) -> StoreState:
+def open_in_log(run: Run, sink: Sink) -> StoreState:
     """Open the store and return its frontier; raise GapError if that is from another log.
 
     Raises ConfigError if it never applied some of a table's earlier events.

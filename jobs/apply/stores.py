@@ -1,4 +1,8 @@
-"""The sink that a follower's section configures: one function per store.
+"""The sink that a follower's section configures: a kind of store from the registry.
+
+Kinds are entry points of the group `lockstep.sinks`, each a `sinks.contract.SinkKind`; ours are
+declared as those of other packages are. They are also listed here, because code that is shipped to
+a cluster as a zip file has no entry points, and because no package may replace them.
 
 Sinks are created without access to the store, so this also serves to find a follower's kind. A
 store's client is imported when it is needed: followers of other stores do not need it installed.
@@ -6,36 +10,46 @@ store's client is imported when it is needed: followers of other stores do not n
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cdc.config.followers import (
+    DeltaFollower,
+    OpenSearchFollower,
+    RedisFollower,
+    SqlFollower,
+)
 from cdc.errors import ConfigError
+from lockstep.sinks.contract import FollowerOf, SinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from deltalake import DeltaTable
 
     from cdc.config import Config
     from cdc.config.followers import Follower
-    from lockstep.sinks.contract import Generations
+    from lockstep.sinks.contract import Sink
     from lockstep.sinks.delta.lake import Commit
     from lockstep.sinks.delta.work import Work
 
+GROUP: Final = "lockstep.sinks"
+_VALUE: Final = re.compile(r"'.*'", re.DOTALL)
 
-def _redis(config: Config, name: str, follower: Follower) -> Generations:
+
+def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
     from lockstep.sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
     from lockstep.sinks.shapes import Shape  # noqa: PLC0415 - as above
 
-    assert follower.redis is not None
-    store = follower.redis
     return RedisSink(
         Settings(
             url=store.url,
-            prefix=store.prefix or config.prefix,
-            follower=name,
+            prefix=store.prefix or of.prefix,
+            follower=of.name,
             cluster=store.cluster,
             shapes={
                 table: Shape(**msgspec.structs.asdict(shape))
@@ -46,26 +60,24 @@ def _redis(config: Config, name: str, follower: Follower) -> Generations:
     )
 
 
-def _delta(config: Config, name: str, follower: Follower) -> Generations:
+def _delta(delta: DeltaFollower, of: FollowerOf) -> Sink:
     from lockstep.sinks.delta.settings import Settings  # noqa: PLC0415 - of the extra `spark`
     from lockstep.sinks.delta.sink import DeltaSink  # noqa: PLC0415 - of the extra `spark`
 
-    delta = follower.delta
-    assert delta is not None, "the maker of a delta follower"
-    path = delta.path or config.delta.path
+    path = delta.path or of.config.delta.path
     assert path is not None, "one of the two is there: the configuration is checked"
     return DeltaSink(
         Settings(
-            pipeline=config.pipeline,
-            follower=name,
-            prefix=config.prefix,
+            pipeline=of.pipeline,
+            follower=of.name,
+            prefix=of.prefix,
             path=path,
             storage=delta.storage,
             history=frozenset(delta.history),
             soft=delta.deletes == "soft",
             partition=delta.partition,
             cluster=delta.cluster,
-            is_direct=partial(_is_direct, config),
+            is_direct=partial(_is_direct, of.config),
             applier=delta.applier,
             large=_LazySparkMerge(delta.storage),
             spark_above_bytes=delta.spark_above_bytes,
@@ -91,19 +103,17 @@ def _is_direct(config: Config, schema: str, table: str) -> bool:
     return config.selection.of((schema, table)).snapshot == "direct"
 
 
-def _opensearch(config: Config, name: str, follower: Follower) -> Generations:
+def _opensearch(store: OpenSearchFollower, of: FollowerOf) -> Sink:
     # These need the extra `opensearch`.
     from lockstep.sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
     from lockstep.sinks.opensearch.tables import OpenSearchOptions  # noqa: PLC0415
 
-    store = follower.opensearch
-    assert store is not None, "the maker of an OpenSearch follower"
     return OpenSearchSink(
         OpenSearchOptions(
             url=store.url,
-            pipeline=config.pipeline,
-            follower=name,
-            prefix=store.prefix or config.prefix,
+            pipeline=of.pipeline,
+            follower=of.name,
+            prefix=store.prefix or of.prefix,
             user=store.user,
             password=store.password,
             ca_file=store.ca_file,
@@ -114,23 +124,74 @@ def _opensearch(config: Config, name: str, follower: Follower) -> Generations:
     )
 
 
-# By the field of `Follower` that is set: a function of the configuration, the follower's name and
-# its section.
-_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Generations]]] = {
-    "delta": _delta,
-    "redis": _redis,
-    "opensearch": _opensearch,
-}
+def _sql(store: SqlFollower, of: FollowerOf) -> Sink:
+    from lockstep.sinks.sql.sink import Settings, SqlSink  # noqa: PLC0415 - of the extra `sql`
+
+    return SqlSink(Settings(store.url, of.name, store.schema))
+
+
+DELTA: Final = SinkKind(DeltaFollower, _delta)
+REDIS: Final = SinkKind(RedisFollower, _redis)
+OPENSEARCH: Final = SinkKind(OpenSearchFollower, _opensearch)
+SQL: Final = SinkKind(SqlFollower, _sql)
+# By the field of `Follower` that is set.
+OURS: Final = {"delta": DELTA, "redis": REDIS, "opensearch": OPENSEARCH, "sql": SQL}
 
 
 def kind(follower: Follower) -> str:
-    """Return the kind of store: delta, redis, opensearch."""
-    for name in _MAKERS:
-        if getattr(follower, name) is not None:
-            return name
-    raise ConfigError("a follower names no store", hint=f"give it one of {', '.join(_MAKERS)}")
+    """Return the kind of store: delta, redis, opensearch, sql, or that of another package."""
+    if follower.plugin is not None:
+        return follower.plugin.kind
+    return next(name for name in OURS if getattr(follower, name) is not None)
 
 
-def sink(config: Config, name: str, follower: Follower) -> Generations:
+def sink(config: Config, name: str, follower: Follower) -> Sink:
     """Return the follower's sink."""
-    return _MAKERS[kind(follower)](config, name, follower)
+    of, wanted = FollowerOf(name, config.pipeline, config.prefix, config), kind(follower)
+    if follower.plugin is None:
+        return OURS[wanted].make(getattr(follower, wanted), of)
+    at = f"followers.{name}.plugin"
+    found = _loaded(f"{at}.kind", wanted)
+    settings = _converted(f"{at}.options", follower.plugin.options, found.settings)
+    return found.make(settings, of)
+
+
+def _loaded(at: str, wanted: str) -> SinkKind:
+    """Return the kind that another package registers."""
+    known = entry_points(group=GROUP)
+    found = [each for each in known if each.name == wanted]
+    if wanted in OURS:
+        raise ConfigError(f"{at}: {wanted} is no plugin", hint=f"write `{wanted}: {{…}}` instead")
+    if len(found) != 1:
+        many = "no package has" if not found else f"{len(found)} packages have"
+        raise ConfigError(
+            f"{at}: {many} the sink {wanted};"
+            f" installed are {', '.join(sorted({*known.names, *OURS}))}",
+            hint="install the package that has it where `cdc follow` runs, and no other with it",
+        )
+    try:
+        loaded = found[0].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{at}: {found[0].value} can't be imported: {error}", hint="install what it needs"
+        ) from error
+    if not isinstance(loaded, SinkKind):
+        raise ConfigError(
+            f"{at}: {found[0].value} is no lockstep.contract.SinkKind",
+            hint="report it to the author of its package",
+        )
+    return loaded
+
+
+def _converted(at: str, options: Mapping[str, object], settings: type) -> object:
+    """Return a follower's options as the settings of its sink."""
+    known = [field.encode_name for field in msgspec.inspect.type_info(settings).fields]  # type: ignore[attr-defined]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{at}.{option}: unknown name", hint=f"one of {', '.join(known)}")
+    try:
+        return msgspec.convert(options, settings)
+    except msgspec.ValidationError as error:
+        # It quotes names in backticks, and values like this.
+        what = _VALUE.sub("…", str(error))
+        raise ConfigError(f"{at}: {what}", hint="correct it as the sink's docs say") from None

@@ -23,7 +23,7 @@ from lockstep.sinks.contract import StoreState
 if TYPE_CHECKING:
     from cdc.config import Config
     from lockstep.jobs.apply.running import Run
-    from lockstep.sinks.contract import Generations, Sink
+    from lockstep.sinks.contract import Sink
 
 
 # Seconds between two polls for a new frontier of the mirror.
@@ -39,7 +39,7 @@ class DocumentsFollowing:
         self,
         config: Config,
         name: str,
-        sink: Generations,
+        sink: Sink,
         *,
         until: LSN | None = None,
         exactly: bool = False,

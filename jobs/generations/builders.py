@@ -37,7 +37,7 @@ from lockstep.jobs.documents.following import DocumentsFollowing
 from lockstep.jobs.documents.kinds import SCHEMA
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.generations.comparing import Holding, Newest
-from lockstep.sinks.contract import Applied
+from lockstep.sinks.contract import Applied, Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.records import FrontierRecord
-    from lockstep.sinks.contract import Generations, Version
+    from lockstep.sinks.contract import Sink, Version
 
 _PROGRESS_SECONDS: Final = 5.0
 _FRONTIER_SECONDS: Final = 60.0
@@ -101,6 +101,44 @@ class LogBuilder:
         return Chosen(self._config, follower).among(resume[0].partitions)
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        wanted, lost = self._wanted(tables)
+        if not wanted:
+            return 0
+        if lost:
+            self._floor = self._target(None).seq
+            self._begin_here(sink, generation)
+        asked = self._snapshot(wanted)
+        if lost:
+            self._again = frozenset(asked)
+        return self._target(None).seq
+
+    def beginning(self, generation: int) -> Applied:
+        return Applied.beginning(self._config.pipeline, generation)
+
+    def refill(self, sink: Sink, generation: int) -> Applied:
+        """Empty a store of one generation and fill it again.
+
+        Rows that must be read again are in the log before anything is deleted. Then the store is
+        at no frontier until it has all of them.
+        """
+        wanted, lost = self._wanted(None)
+        start = frontier_of_now(self._config, generation) if lost else None
+        if wanted:
+            self._snapshot(wanted)
+        sink.start_over(generation)
+        with closing(sink):
+            sink.open()
+            if start is not None:
+                sink.begin(start.seq, [])
+                sink.commit(start)
+                sink.begin(self._target(None).seq, [])
+        return self.forward(sink, generation, None)
+
+    def _wanted(self, tables: frozenset[str] | None) -> tuple[list[str], bool]:
+        """Return the tables to be read again, and whether the log lost the beginning of any.
+
+        Raises ConfigError if nothing can read them.
+        """
         follower, topics = self._config.followers[self._name], self._topics()
         chosen = [
             topic
@@ -113,25 +151,17 @@ class LogBuilder:
         wanted = sorted(tables or follower.tables) if lost else direct(self._config, topics)
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
-        if not wanted:
-            return 0
-        if not snapshots.daemon_streams(self._config):
+        if wanted and not snapshots.daemon_streams(self._config):
             raise ConfigError(
                 f"the log does not have all rows of {self._name}: "
                 + (f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"),
                 hint="start `cdc run`: the rows are read again through the stream",
             )
-        if lost:
-            self._floor = self._target(None).seq
-            self._begin_here(sink, generation)
-        asked = self._snapshot(wanted)
-        if lost:
-            self._again = frozenset(asked)
-        return self._target(None).seq
+        return wanted, bool(lost)
 
-    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+    def forward(self, sink: Sink, generation: int, until: LSN | None) -> Applied:
         target = self._target(until)
-        there = sink.generations().get(generation)
+        there = sink.generations().get(generation) if isinstance(sink, Generations) else None
         at = (target.epoch, target.lsn, target.seq)
         if there and (there.epoch, there.lsn, there.seq) == at:
             return there  # avoids a Spark session, which takes seconds to start

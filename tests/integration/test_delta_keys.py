@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import ConfigError
+from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.lake import Commit
-from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.integration.test_delta_sink import APPLIERS, Lake, lines, users
 
 

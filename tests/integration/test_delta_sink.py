@@ -16,6 +16,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from cdc.events import LSN
+from lockstep.conformance.store import CLICKS, LINES, USERS, applied, apply, change, key, row
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes, Version
 from lockstep.sinks.delta import generations as delta_generations
@@ -23,7 +24,6 @@ from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.contract.under_test import CLICKS, LINES, USERS, applied, apply, change, key, row
 
 APPLIERS = ("delta-rs", "vectors")
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from cdc.errors import ConfigError
+from lockstep.conformance.store import USERS, applied, apply, change, key, row
 from lockstep.jobs.reading_as_of import read_as_of
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.contract.under_test import USERS, applied, apply, change, key, row
 from tests.property.test_delta_appliers import TABLES, opened, play_on
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import ConfigError, GapError
+from lockstep.conformance.store import USERS, applied, apply, change, row
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Applied, Changes, StoreState
@@ -23,7 +24,6 @@ from lockstep.sinks.delta import vectors as delta_vectors
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.contract.under_test import USERS, applied, apply, change, row
 
 KEPT_HOURS = 3
 KEPT = ("logRetentionDuration", "deletedFileRetentionDuration", "enableExpiredLogCleanup")

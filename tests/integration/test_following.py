@@ -23,7 +23,7 @@ from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.spark import cut_source
-from lockstep.sinks.contract import Generations
+from lockstep.sinks.contract import Sink
 from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -45,7 +45,7 @@ Rows = dict[bytes, dict[str, Any]]
 
 
 def running(
-    spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Generations
+    spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Sink
 ) -> AbstractContextManager[dict[str, Run]]:
     """Run followers of these names in the session until the block ends."""
     config, file = pipeline.config, pipeline.config_file

@@ -12,9 +12,9 @@ import pytest
 
 from cdc.errors import SwitchedError, UnavailableError
 from cdc.playground.servers.stack import LocalStack
+from lockstep.conformance.store import USERS, applied, change, key, row
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.opensearch.sink import OpenSearchSink
-from tests.contract.under_test import USERS, applied, change, key, row
 from tests.fixtures.store_opensearch import OpenSearchStore
 
 pytestmark = pytest.mark.long("a minute; the followers campaign kills servers")

@@ -12,10 +12,10 @@ import pytest
 from opensearchpy import OpenSearch
 
 from cdc.errors import ConfigError, SwitchedError, UnavailableError
+from lockstep.conformance.store import USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Version
 from lockstep.sinks.opensearch.reader import OpenSearchReader
 from lockstep.sinks.opensearch.sink import OpenSearchSink
-from tests.contract.under_test import USERS, applied, apply, change, key, row
 from tests.fixtures.busy_opensearch import BusyOpenSearch
 from tests.fixtures.store_opensearch import OpenSearchStore
 

@@ -16,11 +16,11 @@ from cdc.errors import (
     SwitchedError,
     UnavailableError,
 )
+from lockstep.conformance.store import USERS, VALUES, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Column, Version
 from lockstep.sinks.opensearch import bulk as opensearch_bulk
 from lockstep.sinks.opensearch import sink as opensearch
 from lockstep.sinks.opensearch.sink import OpenSearchSink
-from tests.contract.under_test import USERS, VALUES, applied, apply, change, key, row
 from tests.fixtures.busy_opensearch import BusyOpenSearch
 from tests.fixtures.store_opensearch import OpenSearchStore
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from cdc.config.value_options import Values
+from lockstep.conformance.store import apply
 from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Change, Changes, Column, Version
-from tests.contract.under_test import apply
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.store_opensearch import OpenSearchStore
 from tests.integration.test_values_types import OPTIONS, fill

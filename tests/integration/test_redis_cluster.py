@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
+from lockstep.conformance.store import LINES, USERS, apply
 from lockstep.sinks.redis.sink import RedisSink, Settings
 from lockstep.sinks.shapes import Shape
-from tests.contract.under_test import LINES, USERS, apply
 from tests.fixtures.store_redis import users
 from tests.fixtures.store_redis_cluster import ClusterServers
 

@@ -20,11 +20,11 @@ from cdc.errors import (
     UnavailableError,
 )
 from cdc.playground.servers.stack import LocalStack
+from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.redis.reader import RedisReader
 from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
 from lockstep.sinks.shapes import Shape
-from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_redis import users
 

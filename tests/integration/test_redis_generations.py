@@ -12,13 +12,13 @@ import redis
 from redis.cluster import RedisCluster
 
 from cdc.errors import ConfigError, SwitchedError
+from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.jobs.generations.comparing import Holding
 from lockstep.jobs.generations.rebuilding import DivergedError, Rebuild
 from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
 from lockstep.sinks.redis.client import Call, Client, Script
 from lockstep.sinks.redis.sink import RedisSink, Settings
 from lockstep.sinks.shapes import Shape
-from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.store_redis_cluster import ClusterServers
 
 PLAIN = Shape()

@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 import redis
 
+from lockstep.conformance.store import VALUES, applied
 from lockstep.sinks.contract import Change, Changes, Column, Version
 from lockstep.sinks.redis.sink import RedisSink, Settings
 from lockstep.sinks.shapes import Shape
-from tests.contract.under_test import VALUES, applied
 from tests.fixtures.seeds import first_seed
 
 Row = dict[str, Any]

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.conformance.store import VALUES, applied
 from lockstep.jobs.apply.delta_merge import SparkMerge
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes, Column, Version
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.contract.under_test import VALUES, applied
 from tests.fixtures.seeds import first_seed
 
 Row = dict[str, Any]

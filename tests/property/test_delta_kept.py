@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from cdc.errors import ConfigError
+from lockstep.conformance.store import CLICKS, USERS, Row, applied, key, row
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.contract.under_test import CLICKS, USERS, Row, applied, key, row
 from tests.fixtures.seeds import first_seed
 
 LSN_OF_0 = 0x16E9000

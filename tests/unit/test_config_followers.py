@@ -99,6 +99,7 @@ def test_what_is_shown_has_no_secret_and_has_its_origin(path: Path) -> None:
 
 
 REDIS, OPENSEARCH = "redis: {url: 'redis://u:p@h/0'", "opensearch: {url: 'http://h:9200'"
+SQL = "sql: {url: 'postgresql://h/copy'"
 BY_MAIL, BY_MAIL_TOO = "{a.b: {key: 'm:{mail}'}}", "{a.c: {key: 'm:{mail}'}}"
 
 
@@ -120,6 +121,9 @@ BY_MAIL, BY_MAIL_TOO = "{a.b: {key: 'm:{mail}'}}", "{a.c: {key: 'm:{mail}'}}"
         (f"{{{OPENSEARCH}}}}}", f"{{tables: [a.b], {OPENSEARCH}}}}}", "a.b"),
         (f"{{tables: [a.b], {OPENSEARCH}, aliases: {{a.b: x}}}}}}", f"{{{OPENSEARCH}}}}}", None),
         (f"{{{OPENSEARCH}}}}}", f"{{{REDIS}}}}}", None),
+        (f"{{{SQL}}}}}", f"{{tables: [a.b], {SQL}}}}}", "a.b"),
+        (f"{{{SQL}}}}}", f"{{{SQL}, schema: x}}}}", None),
+        (f"{{{SQL}}}}}", "{sql: {url: 'postgresql:///copy?host=/run'}}", None),
         (f"{{{REDIS}}}}}", f"{{mirror: m, documents: {{d: {{table: a.b}}}}, {REDIS}}}}}", None),
     ],
 )
@@ -130,7 +134,7 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
     if table is None:
         assert set(loaded(path, followers).followers) == {"m", "a", "b"}
         return
-    with pytest.raises(ConfigError, match=re.escape(f"prefix: a has {table} in the same place")):
+    with pytest.raises(ConfigError, match=re.escape(f": a has {table} in the same place")):
         loaded(path, followers)
 
 
@@ -139,7 +143,7 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
     [
         (
             "a: {}",
-            ":5: followers.a: has no store; expected exactly one of delta, redis, opensearch",
+            ":5: followers.a: has no store; expected exactly one of delta, redis, opensearch, sql",
         ),
         ("a: 3", ":5: followers.a: expected names with values below it"),
         ("A: {delta: {}}", "followers.A: 'A' cannot name a follower"),
@@ -153,6 +157,8 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
             "key: starts with a column, whose values could be any other key",
         ),
         ("a: {redis: {url: [hunter2]}}", "a.redis.url: given a list; expected text, not empty"),
+        ("a: {sql: {url: 'mysql://hunter2@h/d'}}", "a.sql.url: is no URL of a database"),
+        ("a: {plugin: {kind: ''}}", "a.plugin.kind: given text; expected text, not empty"),
         ("a: {opensearch: {url: h}}", "a.opensearch.url: is no URL of OpenSearch"),
         ("a: {opensearch: {url: 'http://h', user: x}}", "user and password go together"),
         ("a: {opensearch: {url: 'http://h', aliases: {x: y}}}", "'x' names no single table"),

@@ -25,13 +25,14 @@ ADDRESSES: Final = {
     "snapshot.dsn": "host=localhost port=1 user=me password='{0} x' sslpassword={0}",
     "followers.redis.redis.url": "redis://me:{0}@localhost:1/0?password={0}",
     "followers.opensearch.opensearch.url": "http://me:{0}@localhost:1/?token={0}#{0}",
+    "followers.sql.sql.url": "postgresql://me:{0}@localhost:1/copy?sslpassword={0}",
     # These take no login: a value that has one is refused, below.
     "log.bootstrap_servers": "localhost:1",
     "http.listen": "",
     "delta.path": "/lake/shop",
     "followers.delta.delta.path": "/lake/other",
 }
-STORES: Final = ("delta", "redis", "opensearch")
+STORES: Final = ("delta", "redis", "opensearch", "sql", "plugin")
 
 
 def secret() -> str:
@@ -87,6 +88,7 @@ def configuration() -> dict[str, Any]:
     given = section(Config, ())
     given["pipeline"] = "shop"
     given["followers"]["opensearch"]["opensearch"]["user"] = "me"
+    given["followers"]["plugin"]["plugin"]["kind"] = "files"
     return given
 
 
@@ -123,6 +125,8 @@ def test_every_place_for_a_secret_is_filled() -> None:
         "followers.opensearch.opensearch.password",
         "followers.opensearch.opensearch.settings.any.name",
         "followers.opensearch.opensearch.mappings.public.users.a.password",
+        "followers.sql.sql.url",
+        "followers.plugin.plugin.options.any.name",
     } <= found
 
 
@@ -226,12 +230,11 @@ def test_an_address_that_is_refused_is_not_quoted(
     assert MARKER not in said
 
 
-@pytest.mark.parametrize("store", ["redis", "opensearch"])
+@pytest.mark.parametrize("store", ["redis", "opensearch", "sql"])
 def test_a_password_that_a_client_would_take_for_a_port_is_refused(path: Path, store: str) -> None:
     given = configuration()
-    given["followers"][store][store]["url"] = f"{store}://me:{MARKER}/x@h/0".replace(
-        "opensearch", "http"
-    )
+    scheme = {"redis": "redis", "opensearch": "http", "sql": "postgresql"}[store]
+    given["followers"][store][store]["url"] = f"{scheme}://me:{MARKER}/x@h/0"
     written(path, given)
     with pytest.raises(Exception, match="write @ as %40") as raised:
         load(path, {})

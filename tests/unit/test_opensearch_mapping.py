@@ -10,6 +10,7 @@ import pytest
 
 from cdc.decode.types import TYPE_NAMES
 from cdc.errors import ConfigError
+from lockstep.conformance.store import USERS, VALUES
 from lockstep.sinks.contract import Column, Version
 from lockstep.sinks.opensearch.mapping import (
     Documents,
@@ -22,7 +23,6 @@ from lockstep.sinks.opensearch.mapping import (
 )
 from lockstep.sinks.opensearch.sink import OpenSearchSink
 from lockstep.sinks.opensearch.tables import OpenSearchOptions
-from tests.contract.under_test import USERS, VALUES
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "FOLLOWERS.md").read_text("utf-8")
 _ROWS = dict(

@@ -8,10 +8,10 @@ import pickle
 import pytest
 
 from cdc.errors import ConfigError
+from lockstep.conformance.store import LINES, USERS
 from lockstep.sinks.contract import Change
 from lockstep.sinks.redis.names import SLOTS, Names, slot_of, tags
 from lockstep.sinks.shapes import Placer, Shape, Shaper, Template, number_of, text_of
-from tests.contract.under_test import LINES, USERS
 
 
 @pytest.mark.parametrize(

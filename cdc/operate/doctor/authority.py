@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from cdc.operate.findings import Finding, note, ok, warning
 from cdc.operate.readable import listed
@@ -103,6 +103,11 @@ def _stores(config: Config) -> Iterator[Finding]:
             if url.scheme == "http" and (url.password or store.password):
                 fix = "a URL that begins with https://"
                 yield from _unencrypted(f"followers.{name}.opensearch.url", url.hostname or "", fix)
+        if (sql := follower.sql) is not None:
+            url = urlsplit(sql.url)
+            if url.password and parse_qs(url.query).get("sslmode") != ["verify-full"]:
+                fix = "sslmode=verify-full, with sslrootcert, in it"
+                yield from _unencrypted(f"followers.{name}.sql.url", url.hostname or "", fix)
 
 
 def is_loopback(host: str) -> bool:

@@ -60,7 +60,7 @@ def _follower(
             yield warning("followers_tables", what, "name it in source.tables, then `cdc setup`")
     followed = [table for table in facts.tables.values() if _follows(follower, table)]
     keyless = [table for table in followed if not _key(config, facts, table)]
-    if keyless and follower.delta is None:
+    if keyless and follower.delta is None and follower.plugin is None:
         yield error(
             "followers_key",
             f"{name} follows tables without a key, whose rows it can't distinguish:"

@@ -1,4 +1,4 @@
-"""A shadow build changes nothing that readers see, even if a process dies or resumes meanwhile."""
+"""A switch of generations that is killed before any of its steps, in the stores that have steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any, Final, cast
 
 import pytest
 
-from cdc.errors import ConfigError, SwitchedError
-from lockstep.sinks.contract import Generations, Sink
+from cdc.errors import SwitchedError
+from lockstep.conformance.store import LINES, USERS, StoreUnderTest, apply, key, row
+from lockstep.conformance.test_generations import lines, put, users
+from lockstep.sinks.contract import Generations
 from lockstep.sinks.delta import generations as delta_generations
 from lockstep.sinks.delta import lake
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.opensearch.client import Client
-from tests.contract.test_generations import lines, put, users
-from tests.contract.under_test import LINES, USERS, StoreUnderTest, apply, key, row
 
-USERS_ALONE: Final = frozenset({"public.users"})
 # The steps of a switch in a store, in order: it may be killed before each of them.
 STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
     "DeltaSink": (
@@ -31,54 +30,6 @@ STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
 
 class KilledError(Exception):
     """The switching process ends here."""
-
-
-@pytest.fixture
-def several(sink: Sink) -> Generations:
-    if not hasattr(sink, "at"):
-        pytest.skip("this store has one generation")
-    return cast("Generations", sink)
-
-
-def test_a_shadow_build_of_one_table_leaves_the_others_at_their_frontier(
-    several: Generations, store: StoreUnderTest
-) -> None:
-    """It may be far ahead of them: it must not write the other tables."""
-    apply(several, 5, users(5, 1), lines(4, 7))
-    aside = several.at(2, USERS_ALONE)
-    aside.open()
-    put(aside, 2, 8, users(8, 1), lines(7, 7, 8))
-    assert store.rows("public.users") == {key(USERS, 1): row(USERS, 5, 1)}
-    assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}
-    several.switch(2)
-    state = several.open()
-    assert state is not None
-    assert (state.applied.seq, state.reached) == (5, 8)
-    put(several, 2, 8, users(8, 1), lines(7, 7, 8))
-    assert store.rows("public.users") == {key(USERS, 1): row(USERS, 8, 1)}
-    assert store.rows("public.lines") == {key(LINES, n, 1): row(LINES, 7, n, 1) for n in (7, 8)}
-    aside.close()
-
-
-def test_a_shadow_build_is_not_continued_for_other_tables(
-    several: Generations,
-) -> None:
-    """Otherwise those would miss earlier changes, and readers would lose rows at the switch."""
-    apply(several, 5, users(5, 1), lines(4, 7))
-    for number, begun, other in (
-        (2, USERS_ALONE, None),
-        (3, None, USERS_ALONE),
-        (4, USERS_ALONE, frozenset({"public.lines"})),
-    ):
-        aside = several.at(number, begun)
-        aside.open()
-        put(aside, number, 5, users(5, 1), lines(4, 7))
-        with pytest.raises(ConfigError, match=f"generation {number}"):
-            several.at(number, other).open()
-        assert several.at(number, begun).open() is not None
-        aside.close()
-        several.drop(number)
-    assert list(several.generations()) == [1]
 
 
 def test_a_switch_that_is_killed_before_any_of_its_steps_loses_nothing(

@@ -1,0 +1,1 @@
+"""Tables in Postgres or SQLite, by SQLAlchemy: `sink` applies cuts, each in one transaction."""
