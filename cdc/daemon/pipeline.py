@@ -113,8 +113,8 @@ class Pipeline:
         # make libpq free memory that the call still reads.
         self._closing.callback(self.worker.submit, self.sql.close)
         with reader.unless_overtaken(config, position):
-            published = identity.publication.tables
-            source = self.run_blocking(lambda: catalog.read_state(self.sql, config, published))
+            pinned = identity.publication
+            source = self.run_blocking(lambda: catalog.read_state(self.sql, config, pinned))
             proven = continuity.check(config, identity, position, system, source)
         self.topic_monitor = TopicMonitor(config, self.admin, self.process.metrics)
         self.run_blocking(lambda: self.topic_monitor.start(identity, position))
@@ -146,7 +146,7 @@ class Pipeline:
         if resumed := self.run_blocking(lambda: reader.read_resume(config)):
             identity, position = resumed
             with connect(config) as sql:
-                source = catalog.read_state(sql, config, identity.publication.tables)
+                source = catalog.read_state(sql, config, identity.publication)
             continuity.require_same_source(config, identity, position, system, source)
 
     def _prepare_stream(

@@ -56,6 +56,8 @@ class PinnedPublication(msgspec.Struct, frozen=True, omit_defaults=True):
     options: PublicationOptions | None = msgspec.field(default=None, name="sends")
     # By table, its column list by attnum and its row filter; tables without either are left out.
     narrowed: dict[str, tuple[tuple[int, ...] | None, str | None]] = {}
+    # Each table's own oid, which a rename keeps; empty in records from before it was pinned.
+    relations: dict[str, int] = {}
 
 
 class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):

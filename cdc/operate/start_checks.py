@@ -33,7 +33,7 @@ def source_at_start(
     with connect(config, replication=True) as connection:
         system = identify(connection)
     with connect(config) as connection:
-        source = catalog.read_state(connection, config, resume[0].publication.tables)
+        source = catalog.read_state(connection, config, resume[0].publication)
     return system, source._replace(slot=slot)
 
 

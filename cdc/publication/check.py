@@ -41,7 +41,7 @@ class PublicationCheck:
         is_same = version == self._version and covered
         if is_same and not (self._dropped and tables_by_oid(connection, self._dropped)):
             return known
-        now, existing = read_pinned_with_tables(connection, self._name, known.tables)
+        now, existing = read_pinned_with_tables(connection, self._name, known)
         after = diff.continue_with(known, now, existing, since)
         self._version, self._names_every_member = version, _names_every_member(now, version)
         self._dropped = frozenset(after.tables) - frozenset(now.tables)

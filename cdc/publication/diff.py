@@ -3,9 +3,10 @@
 Pure. A publication decides which changes Postgres sends, and Postgres keeps no history of it. So
 the log pins what shows that it was altered, even if the change was reverted since: the version of
 its catalog row (`xmin`, which each ALTER PUBLICATION … SET replaces), and the oids of the rows by
-which tables and schemas belong to it, which ADD and DROP replace. Our own commands note their
-changes in the publication's comment (`cdc.source.publication_note`): a version or an oid that
-continues a known one is treated as that one.
+which tables and schemas belong to it, which ADD and DROP replace. A table is known by its own oid,
+so a rename neither hides that it left nor looks as if it had. Our own commands note their changes
+in the publication's comment (`cdc.source.publication_note`): a version or an oid that continues a
+known one is treated as that one.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Gap(NamedTuple):
 def gaps(old: PinnedPublication, new: PinnedPublication, existing: frozenset[str]) -> list[Gap]:
     """Return every way in which `new` has lost changes since `old`; `old` is the log's.
 
-    A table that `cdc table remove` took out is no gap. One that was dropped (not in `existing`) or
-    renamed (its membership continues under another name) has lost no change.
+    A table that `cdc table remove` took out is no gap. One that was dropped has lost no change:
+    `existing` are the tables of `old` that exist under any name, by their names there.
     """
     name = new.name
     if old.oid != new.oid:
@@ -179,9 +180,13 @@ def _schemas(old: PinnedPublication, new: PinnedPublication) -> list[Gap]:
 def _members(old: PinnedPublication, new: PinnedPublication, existing: frozenset[str]) -> list[Gap]:
     known = {table: member for table, member in old.tables.items() if member not in new.removed}
     found = []
-    returned = tuple(sorted(t for t, its in known.items() if new.tables.get(t, its) != its))
+    now = _names_now(old, new)
+    was = {now[t]: t for t, its in known.items() if t in now and new.tables[now[t]] != its}
+    returned = tuple(sorted(was))
     if returned:
-        narrowed = [f"{t} sends {change}" for t in returned if (change := _narrowed(old, new, t))]
+        narrowed = [
+            f"{t} sends {change}" for t in returned if (change := _narrowed(old, new, was[t], t))
+        ]
         found.append(
             Gap(
                 f'{_listed(returned)} left the publication "{new.name}" and came back'
@@ -192,31 +197,43 @@ def _members(old: PinnedPublication, new: PinnedPublication, existing: frozenset
                 " `cdc table add`, which reads it again",
             )
         )
-    members = set(new.tables.values()) - {0}
-    missing = tuple(
-        sorted(
-            table
-            for table, member in known.items()
-            if table not in new.tables and member not in members and table in existing
-        )
-    )
+    missing = tuple(t for t in unpublished(old, new) if t in known and t in existing)
     if missing:
         found.append(
             Gap(
                 f'publication "{new.name}" no longer has {_listed(missing)}',
                 missing,
                 "changes of a table are lost while it is out; put it back with `cdc"
-                " table add`, which reads it again, or accept that it is no longer captured:"
-                " `cdc setup`; `cdc table remove` takes one out without a gap",
+                " table add`, which reads it again (by the name that it has now), or accept that it"
+                " is no longer captured: `cdc setup`; `cdc table remove` takes one out without a"
+                " gap",
                 is_removal=True,
             )
         )
     return found
 
 
-def _narrowed(old: PinnedPublication, new: PinnedPublication, table: str) -> str:
+def unpublished(old: PinnedPublication, new: PinnedPublication) -> list[str]:
+    """Return the tables of `old` that `new` has under no name, by their names in `old`."""
+    now, members = _names_now(old, new), set(new.tables.values()) - {0}
+    # A table that was pinned without its oid is known by its membership.
+    return sorted(t for t, member in old.tables.items() if t not in now and member not in members)
+
+
+def _names_now(old: PinnedPublication, new: PinnedPublication) -> dict[str, str]:
+    """Return the name in `new` of each table of `old` that it has.
+
+    If a table is gone, or was pinned without its oid, the table that has its name counts as it.
+    """
+    named = {relation: table for table, relation in new.relations.items()}
+    found = {t: named[relation] for t, relation in old.relations.items() if relation in named}
+    taken = {*found, *found.values()}
+    return found | {t: t for t in old.tables if t in new.tables and t not in taken}
+
+
+def _narrowed(old: PinnedPublication, new: PinnedPublication, was: str, table: str) -> str:
     """Return how a table's column list and row filter differ; empty if they do not."""
-    before, now = old.narrowed.get(table), new.narrowed.get(table)
+    before, now = old.narrowed.get(was), new.narrowed.get(table)
     if before == now:
         return ""
     return f"{_sent(now)}, before {_sent(before)}"

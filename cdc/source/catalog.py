@@ -11,8 +11,6 @@ from cdc.source.server import wal_end
 from cdc.source.slots import read_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from cdc.config import Config
     from cdc.log.records import PinnedPublication
     from cdc.source.connection import Connection
@@ -27,7 +25,7 @@ class SourceState(NamedTuple):
     wal_end: LSN
     slot: Slot | None
     publication: PinnedPublication | None
-    tables: frozenset[str]  # those of the given tables that exist
+    tables: frozenset[str]  # those of the known publication that exist, by their names there
 
 
 _DATABASES = """
@@ -35,9 +33,9 @@ SELECT current_database()::text, array_agg(datname::text) FROM pg_database WHERE
 """
 
 
-def read_state(connection: Connection, config: Config, tables: Collection[str]) -> SourceState:
-    """Return the source's state; `tables` are names as the log has them."""
-    publication, existing = read_publication_with_tables(connection, config.publication, tables)
+def read_state(connection: Connection, config: Config, known: PinnedPublication) -> SourceState:
+    """Return the source's state; `known` is the publication as the log pins it."""
+    publication, existing = read_publication_with_tables(connection, config.publication, known)
     with translated("reading the names of the databases"):
         row = connection.execute(_DATABASES).fetchone()
     assert row is not None, "an aggregate gives one row"

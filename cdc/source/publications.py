@@ -17,8 +17,6 @@ from cdc.source.members import SCHEMAS_SINCE
 from cdc.source.publication_note import PublicationNote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from cdc.source.connection import Connection
 
 _Value = TypeVar("_Value")
@@ -106,6 +104,7 @@ class Publication(NamedTuple):
                 for each in self.entries.values()
                 if each.attnums is not None or each.where is not None
             },
+            {each.name: oid for oid, each in self.published.items()},
         )
 
 
@@ -223,25 +222,25 @@ def read_pinned(connection: Connection, name: str) -> PinnedPublication:
 
 
 def read_pinned_with_tables(
-    connection: Connection, name: str, among: Collection[str]
+    connection: Connection, name: str, known: PinnedPublication
 ) -> tuple[PinnedPublication, frozenset[str]]:
-    """Return what the log pins, and which of the `schema.table` names were one table throughout.
+    """Return what to pin now, and which tables of `known` exist under any name, by the names there.
 
-    So a table that is dropped and created again meanwhile is not taken for one that has left the
-    publication. Raises GapError where there is no publication.
+    They were one table throughout, so one that is dropped and created again meanwhile is not taken
+    for one that has left the publication. Raises GapError where there is no publication.
     """
-    publication, existing = read_publication_with_tables(connection, name, among)
+    publication, existing = read_publication_with_tables(connection, name, known)
     return _found(publication, name).pinned, existing
 
 
 def read_publication_with_tables(
-    connection: Connection, name: str, among: Collection[str]
+    connection: Connection, name: str, known: PinnedPublication
 ) -> tuple[Publication | None, frozenset[str]]:
     """Return the publication, None where it does not exist, and the tables likewise."""
     # Each query has a snapshot of its own, so the tables are read before and after.
-    before = tables.tables_by_oid(connection, among)
+    before = tables.tables_by_oid(connection, known.tables, known.relations)
     publication = _read_unchanged(connection, name)
-    throughout = before & tables.tables_by_oid(connection, among)
+    throughout = before & tables.tables_by_oid(connection, known.tables, known.relations)
     return publication, frozenset(table for table, _ in throughout)
 
 

@@ -10,7 +10,7 @@ from cdc.source import indexes
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from cdc.config import Selection
     from cdc.source.connection import Connection
@@ -162,13 +162,22 @@ def read_partitions(connection: Connection, tables: Iterable[int]) -> list[Parti
     return [Partition(*row) for row in rows]
 
 
-def tables_by_oid(connection: Connection, tables: Collection[str]) -> set[tuple[str, int]]:
-    """Return the `schema.table` names that name an existing table, with its oid."""
+def tables_by_oid(
+    connection: Connection, tables: Collection[str], relations: Mapping[str, int] | None = None
+) -> set[tuple[str, int]]:
+    """Return the `schema.table` names that name an existing table, with its oid.
+
+    And those of `relations`, a name and its table's oid, whose table exists under any name.
+    """
+    known = relations or {}
     with translated("looking up tables"):
         found = connection.execute(
             "SELECT format('%%I.%%I', n.nspname, c.relname), c.oid::bigint FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE format('%%I.%%I', n.nspname, c.relname) = ANY(%s) AND c.relkind IN ('r', 'p')",
-            (list(tables),),
+            " WHERE (format('%%I.%%I', n.nspname, c.relname) = ANY(%s) OR c.oid = ANY(%s))"
+            " AND c.relkind IN ('r', 'p')",
+            (list(tables), list(known.values())),
         ).fetchall()
-    return {(table, oid) for table, oid in found}
+    named = {(name, oid) for name, oid in found if name in tables}
+    there = {oid for _, oid in found}
+    return named | {(name, oid) for name, oid in known.items() if oid in there}

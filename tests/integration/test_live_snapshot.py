@@ -13,6 +13,7 @@ from cdc.cli import main
 from cdc.config import load
 from cdc.errors import ConfigError, Exit, GapError
 from cdc.log import reader
+from cdc.log.records import PinnedPublication
 from cdc.operate.commands import migrations, snapshots, tables
 from cdc.operate.status import read_status
 from cdc.snapshot.incremental import commands
@@ -343,10 +344,9 @@ def test_a_table_recreated_at_that_very_moment_is_still_published(pipeline: NewP
     seen = set()
     try:
         with connect(line.config) as connection:
+            known = PinnedPublication(line.config.publication, 0, {"public.t": 0})
             for _ in range(300):
-                publication, existing = read_pinned_with_tables(
-                    connection, line.config.publication, ["public.t"]
-                )
+                publication, existing = read_pinned_with_tables(connection, known.name, known)
                 assert publication.tables.keys() >= existing
                 seen.add(bool(existing))
     finally:

@@ -208,3 +208,34 @@ def test_a_record_from_before_it_was_pinned_is_continued(line: PipelineUnderTest
     line.database.execute("UPDATE users SET n = 3 WHERE id = 1")
     wait_until(lambda: line.resume()[1].seq == 101, "the update does not arrive")
     assert line.resume()[0].publication == identity.publication
+
+
+def test_a_renamed_table_that_is_taken_out_is_a_gap(line: PipelineUnderTest) -> None:
+    """While it streams; neither the table's name nor its membership is there any more."""
+    name = line.config.publication
+    line.database.execute(
+        "ALTER TABLE users RENAME TO people",
+        f"ALTER PUBLICATION {name} DROP TABLE people",
+        "UPDATE people SET n = 3 WHERE id <= 50",
+    )
+    line.ends(line.daemon, _CONFIG, "no longer has public.users")
+    line.database.execute(f"ALTER PUBLICATION {name} ADD TABLE people")
+    said = line.refused(_CONFIG, "public.people left the publication", "came back")
+    assert "cdc publication acknowledge" in said
+
+
+def test_tables_that_exchange_their_names_are_no_gap(line: PipelineUnderTest) -> None:
+    """Not even where another change has the publication compared again, or at a start."""
+    line.database.execute(
+        "BEGIN",
+        "ALTER TABLE users RENAME TO aside",
+        "ALTER TABLE orders RENAME TO users",
+        "ALTER TABLE aside RENAME TO orders",
+        "COMMIT",
+        "INSERT INTO users VALUES (7, 7)",
+        "INSERT INTO orders VALUES (700, 7)",
+    )
+    wait_until(lambda: line.resume()[1].seq >= 102, "the rows do not arrive")
+    assert line.daemon.term() == 0
+    line.start().wait_ready()
+    assert line.daemon.term() == 0

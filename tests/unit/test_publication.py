@@ -157,3 +157,47 @@ def test_the_record_keeps_what_is_pinned_and_reads_one_that_has_none() -> None:
     assert records.decode(records.ResumeIdentity, value, "t") == identity
     old = value.replace(b'"sends"', b'"unknown"').replace(b'"narrowed"', b'"unheard"')
     assert records.decode(records.ResumeIdentity, old, "t").publication.options is None
+
+
+OIDS = replace(KNOWN, relations={"public.orders": 11, "public.users": 12})
+
+
+def test_a_renamed_table_that_leaves_is_missing() -> None:
+    """It has neither its name nor its membership any more: only its oid shows it."""
+    left = replace(OIDS, tables={"public.orders": 501}, relations={"public.orders": 11})
+    (gap,) = gaps(OIDS, left, frozenset(OIDS.tables))
+    assert gap.tables == ("public.users",)
+    assert gap.is_removal
+    assert not gaps(OIDS, left, frozenset({"public.orders"})), "it was dropped"
+
+
+def test_a_renamed_table_that_left_and_came_back_is_a_gap_under_its_new_name() -> None:
+    back = replace(
+        OIDS,
+        tables={"public.orders": 501, "public.people": 600},
+        relations={"public.orders": 11, "public.people": 12},
+    )
+    (gap,) = gaps(OIDS, back, frozenset(OIDS.tables))
+    assert gap.tables == ("public.people",)
+    assert "came back" in gap.what
+    assert not gaps(OIDS, replace(back, removed=(502,)), frozenset(OIDS.tables))
+
+
+def test_tables_that_take_each_others_names_have_lost_nothing() -> None:
+    swapped = replace(
+        OIDS,
+        tables={"public.orders": 502, "public.users": 501},
+        relations={"public.orders": 12, "public.users": 11},
+    )
+    assert not gaps(OIDS, swapped, frozenset(OIDS.tables))
+    assert continue_with(OIDS, swapped, frozenset(OIDS.tables)) == swapped
+
+
+def test_another_table_in_the_place_of_a_dropped_one_is_a_gap() -> None:
+    made = replace(
+        OIDS,
+        tables={"public.orders": 501, "public.users": 600},
+        relations={"public.orders": 11, "public.users": 13},
+    )
+    (gap,) = gaps(OIDS, made, frozenset(OIDS.tables))
+    assert gap.tables == ("public.users",)

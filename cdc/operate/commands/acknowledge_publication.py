@@ -47,7 +47,7 @@ def survey(config: Config) -> Altered:
     identity, position = resume_record(config)
     old = identity.publication
     with connect(config) as connection:
-        now, existing = read_pinned_with_tables(connection, config.publication, old.tables)
+        now, existing = read_pinned_with_tables(connection, config.publication, old)
     found = diff.gaps(old, now, existing)
     if old.oid != now.oid:
         # Postgres can't decode what was written while there was no publication.

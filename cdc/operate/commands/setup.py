@@ -210,11 +210,11 @@ def _membership(
     old = identity.publication
     if read_publication(connection, config.publication) is None:
         return record
-    now, existing = read_pinned_with_tables(connection, old.name, old.tables)
+    now, existing = read_pinned_with_tables(connection, old.name, old)
     found = diff.gaps(old, now, existing)
     if error := diff.combined_error([gap for gap in found if not gap.is_removal]):
         raise error
-    removed = sorted(set(identity.publication.tables) - set(now.tables))
+    removed = diff.unpublished(old, now)
     running = slot.active_pid is not None
     if not removed or (running and not existing.intersection(removed)):
         return record  # a dropped table may stay in the record

@@ -48,7 +48,7 @@ def prove(
     continuity.require_same_writer(config, identity)
     with connect(config, replication=True) as walsender:
         system = identify(walsender)
-    source = catalog.read_state(primary, config, identity.publication.tables)
+    source = catalog.read_state(primary, config, identity.publication)
     continuity.require_same_source(config, identity, position, system, source)
     return system
 
