@@ -99,21 +99,21 @@ def run(options: Options) -> dict[str, Any]:
         mirror = lake / f"public.{rows.TABLE}"
         connection.execute(rows.CREATE_TABLE)
         say(f"a table and its mirror of {whole:,} rows")
-        _fill(connection, whole)
-        _mirror(connection, up.place.folder, mirror)
+        fill_table(connection, whole)
+        mirror_of(connection, up.place.folder, mirror)
         shutil.copytree(mirror, copy)
-        floor = _floor(mirror, up.place.folder / "floor")
+        floor = floor_of(mirror, up.place.folder / "floor")
         backlog.publish(connection, (rows.TABLE,))
         # The backlog's changes are updates and add no row: only the load inserts rows.
         store = DeltaStore(lake, whole - count)
         with slots.created(connection, _RUN):
-            update = _Updates(whole)
+            update = Updates(whole)
             shown = FollowRun(_RUN, store, up, connection, options, fill=update).measure(count)
         peer = _peer(up, copy, count) if options.peer else None
         return _result(shown, floor, peer, whole, up)
 
 
-def _fill(connection: psycopg.Connection, count: int) -> None:
+def fill_table(connection: psycopg.Connection, count: int) -> None:
     values = rows.VALUES.format(i="i")
     connection.execute(
         f"INSERT INTO bench SELECT {values}"
@@ -121,7 +121,7 @@ def _fill(connection: psycopg.Connection, count: int) -> None:
     )
 
 
-class _Updates:
+class Updates:
     """Updates random rows, each at most once, in transactions of a few thousand."""
 
     def __init__(self, whole: int) -> None:
@@ -138,7 +138,7 @@ class _Updates:
             )
 
 
-def _mirror(connection: psycopg.Connection, folder: Path, path: Path) -> None:
+def mirror_of(connection: psycopg.Connection, folder: Path, path: Path) -> None:
     """Write the table's rows into its mirror, as a direct snapshot does."""
     file = folder / "rows.csv"
     query = (
@@ -179,7 +179,7 @@ def _mirror(connection: psycopg.Connection, folder: Path, path: Path) -> None:
     file.unlink()
 
 
-def _floor(mirror: Path, path: Path) -> float:
+def floor_of(mirror: Path, path: Path) -> float:
     """Return the rows per second of plain appends of the mirror's own rows."""
     query = f"SELECT * FROM t LIMIT {_FLOOR_ROWS}"
     found = pa.table(QueryBuilder().register("t", DeltaTable(mirror)).execute(query).read_all())

@@ -265,6 +265,24 @@ class Forgetful(Protocol):
 
 
 @runtime_checkable
+class WrittenByTasks(Protocol):
+    """A sink for which executors can write tables' files; its `commit` makes them visible."""
+
+    def target(
+        self, versions: Sequence[Version], reached: int, truncated: int | None
+    ) -> Any | None:  # noqa: ANN401 - the store's own
+        """Return what tasks need to write a table's part of a cut up to `reached`.
+
+        None if the changes must be passed to `write` instead.
+        """
+        ...
+
+    def stage(self, target: Any, actions: Sequence[Any]) -> None:  # noqa: ANN401 - the store's own
+        """Take what tasks have written to a target, for `commit`."""
+        ...
+
+
+@runtime_checkable
 class Mountable(Protocol):
     """A sink whose store may be temporarily absent, for example a volume that is not mounted.
 

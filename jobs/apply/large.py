@@ -7,15 +7,18 @@ cut: an initial snapshot is one cut.
 
 Events that need more than their own partition (a table with events of several epochs, without a key
 or with a truncate, changed keys whose columns were not sent, dead letters, histories) are sorted by
-seq and go through the driver, in pieces. For a sink with a single writer all events go through the
-driver. Delta's sink gathers them: its driver holds the cut's change of each key.
+seq and go through the driver, in pieces.
+
+Delta mirrors are written by tasks that have some of the keys each (`jobs.apply.buckets`). Events
+that these can't reduce go through the driver: there the sink gathers them, and holds the cut's
+change of each key.
 """
 
 from __future__ import annotations
 
 import uuid
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -31,9 +34,10 @@ from cdc import failpoints
 from cdc.log import names
 from cdc.log.partitions import Range
 from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.cuts.pieces import pieces
 from lockstep.jobs.cuts.reduce import Bounds, completed, newest, parsed
 from lockstep.jobs.spark.kafka_options import reading
-from lockstep.sinks.contract import Changes
+from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,12 +52,10 @@ if TYPE_CHECKING:
     from lockstep.jobs.apply.applying import Applying
     from lockstep.jobs.cuts.cutting import Cut, CutPart
     from lockstep.jobs.cuts.dead_letters import CutLetters
+    from lockstep.jobs.cuts.pieces import Piece
     from lockstep.jobs.cuts.schemas import Schemas
     from lockstep.sinks.contract import Sink, Version
 
-# How many events are reduced and written at a time.
-_PIECE_EVENTS: Final = 20_000
-_PIECE_BYTES: Final = 32 << 20
 # The size of one of the partitions that events are sorted into: the driver's JVM holds several
 # copies of it.
 _SORTED_BYTES: Final = 16 << 20
@@ -70,16 +72,19 @@ _COUNTS: Final = (
     """coalesce(bool_or(contains(value, '"dead":{"id":')), false) dead""",
     """coalesce(bool_or(contains(value, '"unchanged":[') AND contains(value, '"op":"c"')), false)
     moved""",
+    """max(CAST(get_json_object(IF(key IS NULL, value, NULL), '$.source.seq') AS LONG))
+    truncated""",
     "sum(octet_length(value)) bytes",
 )
-
-Piece: TypeAlias = "tuple[list[bytes | None], list[bytes]]"
 
 
 class Counted(NamedTuple):
     """The first reading's result for a table."""
 
     in_order: bool
+    by_key: bool  # sorted by key and seq, each key can be reduced on its own
+    dead: bool  # an event points to a dead letter
+    truncated: int | None  # the seq of the last truncate
     versions: tuple[Version, ...]
     bytes: int
 
@@ -121,13 +126,15 @@ class Large:
             versions = [each for counted in tables.values() for each in counted.versions]
             self._sink.begin(cut.seq, versions)
             failpoints.reach("follow_begun")
-            plain = [part for part in parts if not tables[part.topic].in_order]
+            by_key = self._write_by_key(cut, parts, tables)
+            left = [part for part in parts if part.topic not in by_key]
+            plain = [part for part in left if not tables[part.topic].in_order]
             if self._sink.parallel:
                 self._write_in_tasks(cut, plain, tables)
             else:
                 self._write_here(cut, plain)
             for topic, counted in tables.items():
-                if counted.in_order:
+                if counted.in_order and topic not in by_key:
                     mine = [part for part in parts if part.topic == topic]
                     self._write_in_order(cut, mine, counted.bytes, letters, torn=torn)
                 failpoints.reach("follow_written")
@@ -187,19 +194,60 @@ class Large:
             # them. The frontiers do not show this: the first may count events of two epochs.
             or len(epochs) > 1
         )
+        by_key = not any(row.moved for row in rows)
+        dead = any(row.dead for row in rows)
+        truncated = max((row.truncated or 0 for row in rows), default=0) or None
         versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
-        return Counted(in_order, versions, sum(row.bytes or 0 for row in rows))
+        size = sum(row.bytes or 0 for row in rows)
+        return Counted(in_order, by_key, dead, truncated, versions, size)
 
     # -- the second --------------------------------------------------------------------------------
+
+    def _write_by_key(
+        self, cut: Cut, parts: list[CutPart], tables: Mapping[str, Counted]
+    ) -> set[str]:
+        """Write the tables whose files tasks can write; return their topics."""
+        sink = self._sink
+        if not isinstance(sink, WrittenByTasks):
+            return set()
+        from lockstep.jobs.apply import buckets  # noqa: PLC0415 - of the extra `spark`
+
+        shares = {}
+        for topic, counted in tables.items():
+            if counted.by_key and counted.versions:
+                target = sink.target(counted.versions, cut.seq, counted.truncated)
+                if target is not None:
+                    known = self._schemas.known(topic)
+                    shares[topic] = buckets.TableShare(
+                        target, known, counted.truncated, counted.bytes
+                    )
+        if shares:
+            self._limit_batches(cut, tables)
+            mine = [part for part in parts if part.topic in shares]
+            events = self._read(mine).where("value IS NOT NULL").select("topic", "key", "value")
+            letters = None
+            if any(tables[topic].dead for topic in shares):
+                dead = names.dead_topic(self._config.prefix)
+                letters = self._read([part for part in cut.parts if part.topic == dead])
+            bounds = Bounds(cut.above, cut.seq)
+            for topic, actions in buckets.write(events, shares, bounds, letters).items():
+                sink.stage(shares[topic].target, actions)
+        return set(shares)
+
+    def _limit_batches(self, cut: Cut, tables: Mapping[str, Counted]) -> None:
+        """Limit the size of the batches that the JVM passes to Python."""
+        size = sum(counted.bytes for counted in tables.values())
+        rows = max(16, min(_ARROW_ROWS, int(_ARROW_BYTES * cut.events / max(1, size))))
+        self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
+        # Single events may be much larger than the average.
+        self._spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(_ARROW_BYTES))
 
     def _write_in_tasks(
         self, cut: Cut, parts: list[CutPart], tables: Mapping[str, Counted]
     ) -> None:
         if not parts:
             return
-        size = sum(counted.bytes for counted in tables.values())
-        rows = max(16, min(_ARROW_ROWS, int(_ARROW_BYTES * cut.events / max(1, size))))
-        self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
+        self._limit_batches(cut, tables)
         known = {topic: self._schemas.known(topic) for topic in tables}
         task = Task(self._sink, Bounds(cut.above, cut.seq), known)
         events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
@@ -251,27 +299,6 @@ class Large:
                 torn=torn,
             )
             self._applying.write_table(table)
-
-
-def pieces(
-    records: Iterable[tuple[bytes | None, bytes | None]], *, whole: bool = False
-) -> Iterator[Piece]:
-    """Yield a few thousand events at a time; `whole` keeps a key change's two events together."""
-    keys: list[bytes | None] = []
-    values: list[bytes] = []
-    size = 0
-    for key, value in records:
-        if value is None:
-            continue
-        full = len(values) >= _PIECE_EVENTS or size >= _PIECE_BYTES
-        if full and not (whole and b'"op":"c"' in value and b'"op":"d"' in values[-1]):
-            yield keys, values
-            keys, values, size = [], [], 0
-        keys.append(key)
-        values.append(value)
-        size += len(value)
-    if values:
-        yield keys, values
 
 
 def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]) -> int:

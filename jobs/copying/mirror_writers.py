@@ -49,8 +49,6 @@ _NEWEST: Final = 10
 _HISTORY: Final = 1_000
 _TRIES: Final = 10
 _CHECKPOINT_EVERY: Final = 100
-_KNOWN: Final = {"appendOnly", "invariants", "timestampNtz", delta_actions.VECTORS}
-_MAPPED: Final = "delta.columnMapping.mode"
 
 
 class Rows(NamedTuple):
@@ -107,7 +105,9 @@ class ByTasks:
     def suits(self, columns: list[str]) -> bool:
         """Return whether the mirror can be written this way."""
         table = delta_lake.opened(self._path, self._storage)
-        return not delta_layout.properties(columns) and (table is None or _is_plain(table))
+        return not delta_layout.properties(columns) and (
+            table is None or delta_actions.is_plain(table)
+        )
 
     def write(self, rows: Rows, commit: Commit) -> None:
         table = delta_lake.opened(self._path, self._storage)
@@ -230,20 +230,6 @@ def _is_behind(table: DeltaTable | None, commit: Commit) -> bool:
     assert commit.upto is not None
     reached = table.transaction_version(commit.app) if table else None
     return reached is None or reached < commit.upto
-
-
-def _is_plain(table: DeltaTable) -> bool:
-    """Return whether we support every feature that a writer of the table must know."""
-    about, protocol = table.metadata(), table.protocol()
-    return (
-        not about.partition_columns
-        and about.configuration.get(_MAPPED, "none") == "none"
-        and (
-            protocol.min_writer_version <= 2  # noqa: PLR2004 - Delta's first
-            if protocol.writer_features is None
-            else set(protocol.writer_features) <= _KNOWN
-        )
-    )
 
 
 def _born(schema: dict[str, Any], table: DeltaTable | None) -> list[Action]:

@@ -60,6 +60,10 @@ _PARTS: Final = 2
 # The feature that readers of a table with deletion vectors must support.
 VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
+_MAPPED: Final = "delta.columnMapping.mode"
+# The features whose rules for writers our commits follow.
+_KNOWN: Final = {"appendOnly", "invariants", "timestampNtz", VECTORS}
+_FIRST_WRITER: Final = 2
 # The features of a table whose protocol names none, by the version that introduced them.
 _LEGACY: Final = {
     2: ("appendOnly", "invariants"),
@@ -212,6 +216,20 @@ def put_version(
         lines.append({"txn": {"appId": record.app, "version": record.upto, "lastUpdated": now}})
     text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines)
     files.put_new(f"_delta_log/{version:020d}.json", text.encode())
+
+
+def is_plain(table: DeltaTable) -> bool:
+    """Return whether we support every feature that a writer of the table must know."""
+    about, protocol = table.metadata(), table.protocol()
+    return (
+        not about.partition_columns
+        and about.configuration.get(_MAPPED, "none") == "none"
+        and (
+            protocol.min_writer_version <= _FIRST_WRITER
+            if protocol.writer_features is None
+            else set(protocol.writer_features) <= _KNOWN
+        )
+    )
 
 
 def enabling(table: DeltaTable) -> list[Action]:

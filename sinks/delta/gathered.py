@@ -49,7 +49,7 @@ class Gathered:
                 if before is None:
                     newest[change.key] = change
                 elif before.seq < change.seq:
-                    newest[change.key] = _over(change, before)
+                    newest[change.key] = over(change, before)
             elif change.op == "t":  # in a history
                 newest.clear()
             else:
@@ -82,7 +82,7 @@ class Gathered:
         return _completed(change, stored).row if change.row else None
 
 
-def _over(change: Change, before: Change) -> Change:
+def over(change: Change, before: Change) -> Change:
     """Return a change with unchanged columns filled from the one before it."""
     if not change.unchanged or change.row is None:
         return change

@@ -243,6 +243,19 @@ def plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
+def under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows of a file with the schema's columns; a column added later is NULL."""
+    return pa.Table.from_arrays(
+        [
+            rows[field.name].cast(field.type)
+            if field.name in rows.column_names
+            else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
 def looked_up(exact: pa.Array, name: str) -> pa.Array:
     """Return a column's texts from `_exact`."""
     if exact.null_count == len(exact):

@@ -1,4 +1,4 @@
-"""Read from Delta's log what delta-rs does not expose: the deletion vector of each file."""
+"""Read from Delta's log what delta-rs does not expose: each file as its add action has it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.par
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 
 Vectors = dict[str, dict[str, Any]]
+Added = dict[str, dict[str, Any]]
 
 
 def files(table: DeltaTable) -> PyFileSystem:
@@ -29,11 +30,17 @@ def files(table: DeltaTable) -> PyFileSystem:
 
 def vectors(table: DeltaTable) -> Vectors:
     """Return the deletion vector of each file that has one, as its add action names it."""
+    found = added(table).items()
+    return {path: add["deletionVector"] for path, add in found if add.get("deletionVector")}
+
+
+def added(table: DeltaTable) -> Added:
+    """Return the add action of each file."""
     storage, last = files(table), table.version()
     names = [each.base_name for each in storage.get_file_info(FileSelector(_LOG))]
     checkpoints = {name: int(at[1]) for name in names if (at := _CHECKPOINT.fullmatch(name))}
     first = max((each for each in checkpoints.values() if each <= last), default=-1)
-    found: Vectors = {}
+    found: Added = {}
     for name, version in checkpoints.items():
         if version == first:
             with storage.open_input_file(f"{_LOG}/{name}") as file:
@@ -51,21 +58,19 @@ def vectors(table: DeltaTable) -> Vectors:
     return found
 
 
-def _checkpointed(rows: list[dict[str, Any]], found: Vectors) -> None:
+def _checkpointed(rows: list[dict[str, Any]], found: Added) -> None:
     for row in rows:
-        add = row["add"]
-        if add and add.get("deletionVector"):
-            vector = add["deletionVector"]
-            found[add["path"]] = {name: each for name, each in vector.items() if each is not None}
+        if add := row["add"]:
+            vector = add.get("deletionVector") or {}
+            known = {name: each for name, each in vector.items() if each is not None}
+            found[add["path"]] = {**add, "deletionVector": known}
 
 
-def _committed(text: bytes, found: Vectors) -> None:
+def _committed(text: bytes, found: Added) -> None:
     actions = [json.loads(line) for line in text.splitlines() if line.strip()]
     for action in actions:
         if "remove" in action:
             found.pop(action["remove"]["path"], None)
     for action in actions:
         if add := action.get("add"):
-            found.pop(add["path"], None)
-            if vector := add.get("deletionVector"):
-                found[add["path"]] = vector
+            found[add["path"]] = add

@@ -21,7 +21,7 @@ from lockstep.sinks.delta import lake, log
 from lockstep.sinks.delta.layout import EXACT, SEQ
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -90,11 +90,9 @@ class Positions:
             file = known.get(path) or self._read(table, path, each["size_bytes"])
             file.deleted, file.vector = pa.repeat(pa.scalar(value=False), file.rows), None
             self.files[path] = file
-        marked = list(_vectors(table))
+        marked = dict(deleted_rows(table, self.files))
         named = log.vectors(table) if marked else {}
-        for uri, kept in marked:
-            path = next(path for path in self.files if uri.endswith(unquote(path)))
-            deleted = pc.invert(kept)
+        for path, deleted in marked.items():
             file = self.files[path]
             file.deleted, file.vector = _over(deleted, file.deleted), named[path]
         self.version = table.version()
@@ -133,9 +131,13 @@ def _over(deleted: pa.BooleanArray, none: pa.BooleanArray) -> pa.BooleanArray:
     return pa.concat_arrays([deleted, none.slice(len(deleted))])
 
 
-def _vectors(table: DeltaTable) -> Iterator[tuple[str, pa.BooleanArray]]:
-    """Yield each file that has deleted rows, and which of its rows remain."""
+def deleted_rows(
+    table: DeltaTable, paths: Collection[str]
+) -> Iterator[tuple[str, pa.BooleanArray]]:
+    """Yield each file that has deleted rows, and which they are; later rows are not deleted."""
     for part in table.deletion_vectors():
         rows = pa.record_batch(part)
         for uri, kept in zip(rows[0].to_pylist(), rows[1], strict=True):
-            yield unquote(uri), kept.values
+            name = unquote(uri)
+            path = next(path for path in paths if name.endswith(unquote(path)))
+            yield path, pc.invert(kept.values)

@@ -20,7 +20,7 @@ from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.retype import retyped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from lockstep.sinks.contract import Change, Changes, Version
     from lockstep.sinks.delta.columns import Values
@@ -65,22 +65,32 @@ def batch(changes: Changes, schema: pa.Schema, readers: dict[int, ColumnReader])
     if not parts:
         none = pa.array([], pa.bool_())
         return Batch(schema.empty_table(), none, {})
-    return _joined(parts)
+    whole = joined(parts)
+    return taken(whole, pc.sort_indices(whole.rows[layout.SEQ]))
 
 
-def _joined(parts: list[Batch]) -> Batch:
-    """Return parts as one, in seq order."""
-    rows = pa.concat_tables([part.rows for part in parts])
-    order = pc.sort_indices(rows[layout.SEQ])
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Return parts as one, in their order."""
     names = {name for part in parts for name in part.unchanged}
-    unchanged = {
-        name: pa.concat_arrays(
-            [part.unchanged.get(name) or _none(part.rows.num_rows) for part in parts]
-        ).take(order)
-        for name in names
-    }
-    deleted = pa.concat_arrays([part.deleted for part in parts]).take(order)
-    return Batch(rows.take(order), deleted, unchanged)
+    return Batch(
+        pa.concat_tables([part.rows for part in parts]),
+        pa.concat_arrays([part.deleted for part in parts]),
+        {
+            name: pa.concat_arrays(
+                [part.unchanged.get(name) or _none(part.rows.num_rows) for part in parts]
+            )
+            for name in names
+        },
+    )
+
+
+def taken(batch: Batch, rows: pa.Array) -> Batch:
+    """Return the rows at these indexes."""
+    return Batch(
+        batch.rows.take(rows),
+        batch.deleted.take(rows),
+        {name: where.take(rows) for name, where in batch.unchanged.items()},
+    )
 
 
 def _none(rows: int) -> pa.BooleanArray:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
-from lockstep.sinks.delta import generations, lake, layout, merge, vectors
+from lockstep.sinks.delta import actions, buckets, generations, lake, layout, merge, vectors
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Version
+    from lockstep.sinks.delta.actions import Action
+    from lockstep.sinks.delta.buckets import Target
     from lockstep.sinks.delta.frontiers import FrontierRow
     from lockstep.sinks.delta.lake import Commit
     from lockstep.sinks.delta.settings import Settings
@@ -71,6 +73,7 @@ class DeltaSink:
         self._past: FrontierRow | None = None
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, Gathered] = {}
+        self._staged: dict[str, tuple[Target, list[Action]]] = {}
         self._vectors = vectors.Vectors(settings.storage)
         self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
         self._pool: ThreadPoolExecutor | None = None
@@ -81,6 +84,7 @@ class DeltaSink:
     def open(self) -> StoreState | None:
         self._mirrors.clear()
         self._pending.clear()
+        self._staged.clear()
         mine = self._settings
         self._root, self._past = generations.place(mine, self._generation)
         if self._past is not None:
@@ -123,6 +127,7 @@ class DeltaSink:
                 hint="the current one is: open the follower without a generation",
             )
         self._pending.clear()
+        self._staged.clear()
         newest = {version.topic: version for version in versions if self._keeps(version)}
         self._frontiers.begin(reached if newest else 0, above)
         self._every(self._find_or_create, [(self._place(each), each) for each in newest.values()])
@@ -152,12 +157,43 @@ class DeltaSink:
             gathered.add(changes._replace(changes=new, truncated=truncated))
         return len(new) + (truncated is not None)
 
+    def target(
+        self, versions: Sequence[Version], reached: int, truncated: int | None
+    ) -> Target | None:
+        """Return the mirror as tasks need it; None if its changes are for `write`."""
+        mine, version = self._settings, versions[-1]
+        masks = {column.mask for each in versions for column in each.columns}
+        if (
+            not self._keeps(version)
+            or not version.key
+            or version.name in mine.history
+            or mine.soft
+            or mine.applier not in {"auto", "vectors"}
+            # Another key, which only a truncate allows; a type that only rows show.
+            or any(each.key != version.key for each in versions)
+            or "fixed" in masks
+        ):
+            return None
+        place = self._place(version)
+        mirror = self._mirrors[place]
+        if mirror.seq >= reached or not actions.is_plain(mirror.table):
+            return None
+        return mirror.target(place, versions, truncated)
+
+    def stage(self, target: Target, actions: Sequence[Action]) -> None:
+        """Take the actions of the files that tasks have written, for the mirror's commit."""
+        gone = [buckets.removed(file) for file in target.files.values()] if target.replaces else []
+        self._staged[target.place] = target, [*gone, *actions]
+
     def commit(self, applied: Applied) -> None:
         pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
         for place, changes in pending:
             self._mirrors[place].expect_key(changes)
         self._every(lambda place, changes: self._apply(place, changes, applied), pending)
         self._pending.clear()
+        staged = list(self._staged.items())
+        self._every(lambda place, of: self._mirrors[place].commit(*of, applied), staged)
+        self._staged.clear()
         if self._frontiers.newest is None:
             self._adopt()
         # Mirrors from an older generation are at another frontier until they are rewritten.

@@ -11,7 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
-from lockstep.sinks.delta import evolve, keys, lake, layout
+from lockstep.sinks.contract import Changes
+from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import buckets, evolve, keys, lake, layout
+from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.lake import Commit, ConflictError
 from lockstep.sinks.delta.rows import batch
@@ -22,10 +25,13 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-    from lockstep.sinks.contract import Applied, Change, Changes, Version
+    from lockstep.sinks.contract import Applied, Change, Version
+    from lockstep.sinks.delta.actions import Action
+    from lockstep.sinks.delta.buckets import Target
     from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
+_CHECKPOINT_EVERY: Final = 100
 _ALL: Final = 2**63 - 1
 
 
@@ -200,6 +206,37 @@ class Mirror:
                 hint=f"`cdc rebuild {self._keeper.follower} --table {self.name}`: it reads the rows"
                 " again, by the new key; then start the follower",
             )
+
+    def target(self, place: str, versions: Sequence[Version], truncated: int | None) -> Target:
+        """Return the table, with the versions' columns, as tasks need it."""
+        self.ensure(*versions)
+        self.expect_key(Changes(tuple(versions), (), truncated))
+        return buckets.target(
+            self.table,
+            place,
+            self._keeper.storage,
+            versions[-1].key,
+            self.seq,
+            replaces=self.is_stale or (truncated or 0) > self.seq,
+        )
+
+    def commit(self, target: Target, actions: Sequence[Action], applied: Applied) -> None:
+        """Commit what tasks have written; raise ConflictError if the table has changed since."""
+        table, facts = self.table, self._keeper.facts(applied)
+        upto = lake.transaction_version(self._keeper.generation, applied.seq)
+        commit, files = Commit(self._keeper.app, upto, facts), Files(self.path, target.storage)
+        with lake.translated(self.path):
+            if table.version() != target.version:
+                raise ConflictError(f"{self.path} has changed since the cut's files were written")
+            buckets.expect_files(files, actions)
+            if any("deletionVector" in each.get("add", ()) for each in actions):
+                enabling = delta_actions.enabling(table)
+                if enabling:
+                    about = commit._replace(upto=None)
+                    delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
+            delta_actions.commit(files, table, actions, "MERGE", commit)
+            if table.version() // _CHECKPOINT_EVERY > target.version // _CHECKPOINT_EVERY:
+                table.create_checkpoint()
 
     def work(self, changes: Changes) -> Work:
         """Return the work for changes that are all above `seq`."""

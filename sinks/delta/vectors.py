@@ -152,7 +152,7 @@ class _Change:
 
     def _read(self, found: RowsOfFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
         rows = self._positions.read(self._table, found.file.path, names)
-        return _under(rows.filter(found.hits), schema)
+        return lake.under(rows.filter(found.hits), schema)
 
     def commit(self, commit: Commit) -> None:
         actions: list[Action] = []
@@ -221,20 +221,7 @@ class _Tidying:
 
     def _alive(self, file: DataFile) -> pa.Table:
         rows = self._positions.read(self._table, file.path, None)
-        return _under(rows.filter(pc.invert(file.deleted)), lake.arrow_schema(self._table))
-
-
-def _under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of a file with the current columns; a column added later is NULL."""
-    return pa.Table.from_arrays(
-        [
-            rows[field.name].cast(field.type)
-            if field.name in rows.column_names
-            else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-            for field in schema
-        ],
-        schema=schema,
-    )
+        return lake.under(rows.filter(pc.invert(file.deleted)), lake.arrow_schema(self._table))
 
 
 def _written(files: Files, rows: pa.Table, positions: Positions) -> DataFile:

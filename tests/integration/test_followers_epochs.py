@@ -9,6 +9,7 @@ import pytest
 
 from cdc.cli.main import run as cdc
 from lockstep.jobs.apply import following, large
+from lockstep.jobs.cuts import pieces
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, wait_until
@@ -60,14 +61,14 @@ def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state
 ) -> None:
     """By the driver and by executors, in Redis and in Delta; and for a rebuilt generation."""
     monkeypatch.setattr(following, "_SMALL_EVENTS", small)
-    monkeypatch.setattr(large, "_PIECE_EVENTS", 25)
+    monkeypatch.setattr(pieces, "_PIECE_EVENTS", 25)
     monkeypatch.setattr(large, "_SORTED_BYTES", 4_000)
     made = pipeline(
         *TABLES[:2],
         TABLES[-1],
         followers={
             "cache": {"redis": {"url": redis_url}},
-            "mirror": {"delta": {"path": str(tmp_path)}, "max_bytes": 1 << 30},
+            "mirror": {"delta": {"path": str(tmp_path)}, "max_events": small},
         },
     )
     two_epochs(made)

@@ -19,6 +19,7 @@ from cdc.log.follower_reports import read
 from lockstep.jobs.apply import following, large, stores
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.running import Run
+from lockstep.jobs.cuts import pieces
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
@@ -105,6 +106,10 @@ _WRITES = (
         "UPDATE users SET name = 'moved', id = 3 WHERE id = 2",
         "UPDATE lines SET no = no + 1 WHERE id = 5",
     ),
+    (
+        # One large transaction: three of its rows are too large for their topic.
+        "INSERT INTO users SELECT -g, 'x', repeat('z', 200000 / g) FROM generate_series(1, 60) g",
+    ),
 )
 
 
@@ -142,7 +147,7 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
 ) -> None:
     """Small ones, and large ones by tasks, by the driver and in order; three followers at once."""
     monkeypatch.setattr(following, "_SMALL_EVENTS", 40)
-    monkeypatch.setattr(large, "_PIECE_EVENTS", 25)
+    monkeypatch.setattr(pieces, "_PIECE_EVENTS", 25)
     monkeypatch.setattr(large, "_SORTED_BYTES", 4_000)
     keyed = ["public.users", "public.lines"]
     made = pipeline(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.jobs.apply import large
+from lockstep.jobs.cuts import pieces
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Applied, Changes, Version
 from lockstep.sinks.delta.gathered import Gathered
@@ -64,12 +65,12 @@ class InPieces(Following):
                 known = defaultdict[int, Version](lambda version=version: version)  # type: ignore[misc]
                 self.mix(partitions)
                 for partition in partitions:
-                    for piece in large.pieces(zip(*partition, strict=True)):
+                    for piece in pieces.pieces(zip(*partition, strict=True)):
                         large.write(self.sink, piece, bounds, known)
                 continue
             events = chain.from_iterable(zip(*each, strict=True) for each in partitions)
             ordered = sorted(events, key=lambda each: parsed(each[1]).source.seq)
-            for piece in large.pieces(ordered, whole=True):
+            for piece in pieces.pieces(ordered, whole=True):
                 table = self.applying.reduce(
                     topic,
                     [piece],
@@ -102,11 +103,11 @@ def is_in_order(partitions: Partitions) -> bool:
 
 @contextmanager
 def pieces_of(events: int) -> Iterator[None]:
-    before, large._PIECE_EVENTS = large._PIECE_EVENTS, events  # type: ignore[misc]
+    before, pieces._PIECE_EVENTS = pieces._PIECE_EVENTS, events  # type: ignore[misc]
     try:
         yield
     finally:
-        large._PIECE_EVENTS = before  # type: ignore[misc]
+        pieces._PIECE_EVENTS = before  # type: ignore[misc]
 
 
 @settings(max_examples=150)

@@ -1,0 +1,183 @@
+"""Write a large cut's part of Delta mirrors in executors, which the driver then commits.
+
+One Spark job of three stages. The cut's events are divided among tasks by a hash of their keys, and
+sorted by key and seq: what does not fit into memory is sorted on disk. Each task reduces its keys
+to their net changes, writes these to files and finds the rows that they replace
+(`sinks.delta.buckets`). The positions of these rows are divided among tasks by file, which write
+the deletion vectors. The driver receives the actions of the commits: its memory depends on the
+number of files, not of changes.
+
+A task that is repeated writes its files again under other names. Spark uses the result of one
+attempt, and no commit names the files of another.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from cdc.log.dead_letters import DeadLetterAssembler
+from lockstep.jobs.cuts.by_key import by_key
+from lockstep.jobs.cuts.pieces import pieces
+from lockstep.jobs.cuts.reduce import parsed
+from lockstep.sinks.contract import Changes
+from lockstep.sinks.delta import buckets
+from lockstep.sinks.delta.buckets import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from lockstep.jobs.cuts.reduce import Bounds
+    from lockstep.sinks.contract import Version
+    from lockstep.sinks.delta.actions import Action
+    from lockstep.sinks.delta.buckets import Target
+
+# The events of a task: a repeated one loses their work, and each compares the mirror's keys.
+_TASK_BYTES: Final = 256 << 20
+# The events of a table with fewer go to one task: small files are slow to read.
+_SPREAD_BYTES: Final = 8 << 20
+# How many events are reduced at a time. Four times as many take 150 MB more, and as much CPU time.
+_PIECE_EVENTS: Final = 5_000
+_MARK: Final = '"dead":{"id":'
+_PIECES: Final = "place string, path string, rows long, data binary"
+_ACTIONS: Final = "place string, action binary"
+_SEQ: Final = "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG)"
+
+
+class TableShare(NamedTuple):
+    """A table's part of a cut."""
+
+    target: Target
+    versions: Mapping[int, Version]
+    truncated: int | None
+    bytes: int
+
+
+def write(
+    events: DataFrame,
+    shares: Mapping[str, TableShare],
+    bounds: Bounds,
+    letters: DataFrame | None = None,
+) -> dict[str, list[Action]]:
+    """Write the events of these topics; return each one's actions.
+
+    `events` has the columns `topic`, `key` and `value`; `letters` are the cut's records of dead
+    letters, with `offset`, `key` and `value`, if an event points to one.
+    """
+    parallel = events.sparkSession.sparkContext.defaultParallelism
+    size = sum(share.bytes for share in shares.values())
+    tasks = max(parallel, -(-size // _TASK_BYTES))
+    spread = [topic for topic, share in shares.items() if share.bytes >= _SPREAD_BYTES]
+    of_topic = f"pmod(hash(topic), {tasks})"
+    if spread:
+        chosen = ", ".join(map(_quoted, spread))
+        of_topic = f"IF(topic IN ({chosen}), pmod(hash(key), {tasks}), {of_topic})"
+    events = events.where("key IS NOT NULL").selectExpr("topic", "key", "value", f"{_SEQ} seq")
+    for topic, share in shares.items():
+        if share.truncated is not None:
+            events = events.where(f"NOT (topic = {_quoted(topic)} AND seq < {share.truncated})")
+    named = ["topic", "key", "value"]
+    if letters is not None:
+        events = _with_letters(events, letters)
+        named.append("letter")
+    targets = {share.target.place: share.target for share in shares.values()}
+    sorted_ = (
+        events.selectExpr("*", f"{of_topic} task")
+        .repartitionById(tasks, "task")
+        .sortWithinPartitions("topic", "key", "seq")
+        .select(*named)
+    )
+    found = _in_arrow(sorted_, partial(_written, dict(shares), bounds), _PIECES)
+    by_file = found.repartition(parallel, "place", "path").sortWithinPartitions("place", "path")
+    by_place: dict[str, list[Action]] = {}
+    for row in _in_arrow(by_file, partial(_marked, targets), _ACTIONS).collect():
+        by_place.setdefault(row.place, []).append(json.loads(bytes(row.action)))
+    return {topic: by_place.get(share.target.place, []) for topic, share in shares.items()}
+
+
+def _with_letters(events: DataFrame, letters: DataFrame) -> DataFrame:
+    """Return events with the column `letter`: the records of the dead letter that one points to."""
+    by_id = letters.groupBy(expr("get_json_object(CAST(key AS STRING), '$.id') id")).agg(
+        expr("sort_array(collect_list(struct(offset, key, value))) letter")
+    )
+    # An event without a letter gets an id of its own key, so that they are divided among tasks.
+    pointed = events.selectExpr(
+        "*",
+        f"""IF(contains(CAST(value AS STRING), '{_MARK}'),
+            get_json_object(CAST(value AS STRING), '$.source.dead.id'),
+            concat('-', hash(key))) id""",
+    )
+    return pointed.join(by_id, "id", "left")
+
+
+def _in_arrow(
+    frame: DataFrame,
+    do: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """Return `frame.mapInArrow(do, schema)`, which requires pandas and does not use it."""
+    function = UserDefinedFunction(do, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column = function(*(frame[name] for name in frame.columns))
+    found = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: FBT003, SLF001 - as pyspark's own
+    return DataFrame(found, frame.sparkSession)
+
+
+def _written(
+    shares: Mapping[str, TableShare], bounds: Bounds, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write a task's keys; runs in an executor."""
+    events = (event for batch in batches for event in zip(*batch.to_pydict().values(), strict=True))
+    for topic, mine in groupby(events, itemgetter(0)):
+        records = ((key, complete(value, *letter)) for _, key, value, *letter in mine)
+        for piece in written(shares[topic], bounds, records):
+            yield pa.RecordBatch.from_pylist([piece._asdict()], _schema(_PIECES))
+
+
+def complete(value: bytes, letter: list[dict[str, Any]] | None = None) -> bytes:
+    """Return an event: that of the dead letter that it points to, whose records are given."""
+    if _MARK.encode() not in value:
+        return value
+    letters = DeadLetterAssembler()
+    for record in letter or ():
+        letters.add(record["key"], record["value"])
+    pointer = parsed(value).source.dead
+    assert pointer is not None, "text inside a row has its quotes escaped"
+    return letters.event(pointer)
+
+
+def written(
+    share: TableShare, bounds: Bounds, records: Iterable[tuple[bytes | None, bytes | None]]
+) -> Iterator[Piece]:
+    """Write some keys of a table; `records` are their events, sorted by key and seq."""
+    changes = by_key(pieces(records, most=_PIECE_EVENTS), bounds)
+    versions = tuple(share.versions[each] for each in sorted(share.versions))
+    return buckets.written(share.target, (Changes(versions, each) for each in changes))
+
+
+def _marked(
+    targets: Mapping[str, Target], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Mark replaced rows of a task's files as deleted; runs in an executor."""
+    rows = (row for batch in batches for row in batch.to_pylist())
+    found = buckets.marked(targets, (Piece(**row) for row in rows))
+    for place, action in found:
+        yield pa.RecordBatch.from_pylist([{"place": place, "action": action}], _schema(_ACTIONS))
+
+
+def _schema(columns: str) -> pa.Schema:
+    types: dict[str, Any] = {"string": pa.string(), "long": pa.int64(), "binary": pa.binary()}
+    named = (each.split() for each in columns.split(", "))
+    return pa.schema([(name, types[kind]) for name, kind in named])
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

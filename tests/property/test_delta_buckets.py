@@ -1,0 +1,159 @@
+"""However a large cut is divided among tasks: their files are what the small path writes."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.events import LSN
+from cdc.log.dead_letters import chunk_key
+from lockstep.jobs.apply import buckets as executors
+from lockstep.jobs.apply.applying import Applying
+from lockstep.jobs.apply.buckets import TableShare, complete, written
+from lockstep.jobs.cuts.reduce import Bounds, parsed
+from lockstep.jobs.cuts.schemas import version
+from lockstep.sinks.contract import Applied, Version
+from lockstep.sinks.delta import buckets
+from lockstep.sinks.delta.buckets import Piece
+from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.sink import DeltaSink
+from tests.property.followed_world import LINES, USERS, Record, World
+from tests.property.stream import PREFIX
+from tests.property.test_delta_appliers import seen
+from tests.property.test_reduce import DEAD, Cuts, Following, Partitions, by_table, made
+
+# Limits at which each history has several tasks, pieces, flushes and reads of a file.
+TINY = ((executors, "_PIECE_EVENTS"), (buckets, "_HELD_BYTES"), (buckets, "_KEYS"),
+        (buckets, "_FILLED_ROWS"))  # fmt: skip
+
+
+Letters = dict[str, list[dict[str, Any]]]
+
+
+def letters_of(records: list[Record]) -> Letters:
+    """Return the records of each dead letter, as the join with their pointers has them."""
+    found: Letters = {}
+    for record in records:
+        if record.topic == DEAD:
+            found.setdefault(chunk_key(record.key).id, []).append(record._asdict())
+    return found
+
+
+class Tasks:
+    """A lake that is moved from frontier to frontier: large cuts by tasks, others by the driver."""
+
+    def __init__(self, world: World, chance: Random, path: str, how: str, large: float) -> None:
+        self.chance, self.path, self.how, self.large = chance, path, how, large
+        self.known = {each.topic: version(each)._replace(schema_id=1) for each in world.versions}
+        self.open()
+
+    def open(self) -> None:
+        self.sink = DeltaSink(Settings("shop", "mirror", PREFIX, self.path, applier=self.how))
+        self.sink.open()
+        self.applying = Applying(self.sink, self.versions)
+
+    def versions(self, topic: str, schema_ids: Collection[int]) -> tuple[Version, ...]:
+        """Return versions of a topic's table, which are all alike."""
+        return tuple(self.known[topic]._replace(schema_id=each) for each in sorted(schema_ids))
+
+    def take(self, bounds: Bounds, records: list[Record]) -> None:
+        is_large = self.chance.random() < self.large
+        while is_large and self.chance.random() < 0.3:
+            self.write(bounds, records, is_large=True)
+            self.open()  # killed before the commit
+        self.write(bounds, records, is_large=is_large)
+        self.sink.commit(Applied("shop", 1, 1, LSN(bounds.upto), bounds.upto, 0, 0, {}))
+
+    def write(self, bounds: Bounds, records: list[Record], *, is_large: bool) -> None:
+        self.sink.begin(bounds.upto, list(self.known.values()))
+        letter = Following.letters(records)
+        for topic, partitions in by_table(records).items():
+            share = self.share(topic, partitions, bounds) if is_large else None
+            if share is not None:
+                self.by_tasks(share, partitions, bounds, letters_of(records))
+                continue
+            name = self.known[topic].name
+            table = self.applying.reduce(topic, partitions, bounds, name=name, letter=letter)
+            self.applying.write_table(table)
+
+    def share(self, topic: str, partitions: Partitions, bounds: Bounds) -> TableShare | None:
+        events = [parsed(value) for _, values in partitions for value in values]
+        truncates = [event.source.seq for event in events if event.op == "t"]
+        truncated = max(truncates, default=None)
+        if any(event.op == "c" and event.source.unchanged for event in events):
+            return None
+        target = self.sink.target([self.known[topic]], bounds.upto, truncated)
+        ids = {event.source.schema_id for event in events}
+        versions = {each.schema_id: each for each in self.versions(topic, ids)}
+        return target and TableShare(target, versions, truncated, 0)
+
+    def by_tasks(
+        self, share: TableShare, partitions: Partitions, bounds: Bounds, letters: Letters
+    ) -> None:
+        """Do what `jobs.apply.buckets.write` has Spark do."""
+        tasks = self.chance.randint(1, 4)
+        shuffled: list[list[tuple[bytes, int, bytes]]] = [[] for _ in range(tasks)]
+        for keys, values in partitions:
+            for key, value in zip(keys, values, strict=True):
+                source = parsed(value).source
+                seq = source.seq
+                if key is not None and seq >= (share.truncated or 0):
+                    whole = complete(value, letters[source.dead.id] if source.dead else None)
+                    shuffled[zlib.crc32(key) % tasks].append((key, seq, whole))
+        found: list[Piece] = []
+        for each in shuffled:
+            records = ((key, value) for key, _, value in sorted(each))
+            found += written(share, bounds, records)
+        found.sort(key=lambda piece: (piece.place, piece.path))
+        marked = buckets.marked({share.target.place: share.target}, found)
+        actions = [json.loads(action) for _, action in marked]
+        self.sink.stage(share.target, actions)
+
+    def expect(self, state: dict[str, Any]) -> None:
+        for topic in (USERS, LINES):
+            if topic in self.known:
+                rows = {
+                    key: orjson.loads(row) for key, _, row in self.sink.contents(self.known[topic])
+                }
+                assert rows == state[topic]
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(1, 14),
+    begun=st.booleans(),
+    widened=st.booleans(),
+    limit=st.sampled_from([2_000, 1 << 24]),
+    tiny=st.lists(st.sampled_from([1, 2, 5, 1_000]), min_size=4, max_size=4),
+)
+def test_tasks_leave_the_databases_state(
+    *, seed: int, transactions: int, begun: bool, widened: bool, limit: int, tiny: list[int]
+) -> None:
+    """Large cuts and small ones in turns, one process after another."""
+    chance = Random(seed)
+    world = made(chance, transactions, limit, begun=begun, widened=widened)
+    with TemporaryDirectory() as folder, ExitStack() as limits:
+        for (module, name), value in zip(TINY, tiny, strict=True):
+            limits.enter_context(patch.object(module, name, value))
+        paths = [str(Path(folder, name)) for name in ("mixed", "small")]
+        mixed = Tasks(world, chance, paths[0], chance.choice(("auto", "vectors")), 0.7)
+        small = Tasks(world, Random(seed), paths[1], "vectors", 0)
+        for bounds, records, state in Cuts(world, chance):
+            for each in (mixed, small):
+                each.take(bounds, records)
+                each.expect(state)
+            for table in ("users", "lines", "clicks"):
+                if Path(paths[0], f"public.{table}").exists():
+                    assert seen(paths[0], table) == seen(paths[1], table)
