@@ -41,12 +41,21 @@ class DocumentTables(Protocol):
         """Yield the rows whose `columns` are among `wanted`."""
         ...
 
+    def trace(
+        self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
+        """Yield the same rows with at least their keys and terms."""
+        ...
+
     def every(self, node: Node) -> Iterator[Row]:
         """Yield all rows."""
         ...
 
     def difference(self, node: Node, since: Self) -> tuple[Iterable[Row], Iterable[Row]]:
-        """Return the rows that only `since` has, and those that it lacks; a changed row is both."""
+        """Return the rows that only `since` has, and those that it lacks; a changed row is both.
+
+        With at least their keys and terms.
+        """
         ...
 
     def differ(self, table: str, since: Self) -> bool:
@@ -93,8 +102,8 @@ class DocumentKind:
             node: new.difference(node, old) for node in self.rows if new.differ(node.table, old)
         }
         nothing: tuple[Iterable[Row], Iterable[Row]] = (), ()
-        roots = affected(self.root, lambda node: found.get(node, nothing)[0], old.find) | affected(
-            self.root, lambda node: found.get(node, nothing)[1], new.find
+        roots = affected(self.root, lambda node: found.get(node, nothing)[0], old.trace) | affected(
+            self.root, lambda node: found.get(node, nothing)[1], new.trace
         )
         yield from self._documents(roots, new, applied)
 
