@@ -108,12 +108,12 @@ def test_one_server_that_lost_its_last_writes_is_detected(
     sink = open_sink(settings)
     apply(sink, 50, users(0, 50, 1))
     (other,) = (node for node in redis_cluster.nodes if not node.keys("shop:cdc:cache"))
-    kept = {name: other.get(name) for name in other.keys("*") if b".slot:" not in name}
+    kept = {name: other.dump(name) for name in other.keys("*") if b".slot:" not in name}
     assert len(kept) > 80  # values, companions, and the server's record of the frontier
     apply(sink, 100, users(0, 50, 51))
     assert open_sink(settings).open() is not None
     for name, value in kept.items():
-        other.set(name, value)
+        other.restore(name, 0, value, replace=True)
     with pytest.raises(StoreLostError, match="last writes"):
         sink.begin(150, [USERS])
     with pytest.raises(StoreLostError, match="last writes"):
