@@ -76,8 +76,8 @@ class SearchStore:
     def seq(self) -> int:
         # 404 before there is a record, 503 just after its index was created, 429 when busy.
         how = {"_source_includes": "seq,applying", "ignore": (404, 429, 503)}
-        said = self._client.get(index=f"{RUN}-followers", id=self.follower, params=how)
-        found = said.get("_source", {})
+        response = self._client.get(index=f"{RUN}-followers", id=self.follower, params=how)
+        found = response.get("_source", {})
         return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
 
     def check(self, count: int) -> None:

@@ -39,7 +39,7 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
         from cdc.config import load  # noqa: PLC0415 - as above
 
-        waiting.tell_with(partial(echo, err=True))
+        waiting.show_with(partial(echo, err=True))
         return command(load(config_path), *args, **kwargs)
 
     return wrapped

@@ -137,7 +137,7 @@ class Round:
             self._set_up()
             self._first_lsn = self.pipeline.resume()[1].end_lsn
             self._attack()
-            self._crew.settle()
+            self._crew.quiesce()
             self._crew.recovered()
 
     def _attack(self) -> None:
@@ -280,7 +280,7 @@ class Round:
         difference = self.witness.difference(since)
         findings = list(account.findings)
         if any(difference):
-            findings.append(f"behind {since} the log is not the stream: {difference}")
+            findings.append(f"after {since} the log is not the stream: {difference}")
         if findings:
             pytest.fail(f"seed {self._seed}: " + "\n  ".join(findings))
         return {
@@ -288,7 +288,7 @@ class Round:
             "injuries": dict(self.kinds + self._crew.died),
             "generations": account.generations,
             "snapshot_rows": account.snapshot_rows,
-            "gone": account.gone,
+            "gone": account.deleted,
             "changes": account.changes,
             "read_again": account.read_again,
             "rows": proof.rows,

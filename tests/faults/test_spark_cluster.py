@@ -122,10 +122,10 @@ def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_li
     finally:
         job.kill()
         job.wait()
-        said = (tmp_path / "submit.log").read_text()
-        print(said[-6_000:])  # noqa: T201 - pytest shows it where the test failed
+        output = (tmp_path / "submit.log").read_text()
+        print(output[-6_000:])  # noqa: T201 - pytest shows it where the test failed
     assert job.returncode == 0
-    assert '"outcome": "taken"' in said
+    assert '"outcome": "taken"' in output
     assert not victim.is_running()
     keys = Counter(
         message.key() for message in reader.read_to_end(config, made.resume()[0].partitions)

@@ -69,13 +69,15 @@ class Stores:
             future.result(120)
 
     def rebuild(self, name: str) -> None:
-        told: list[str] = []
+        described: list[str] = []
         config, spark = self.pipeline.config, self.followed.spark
-        builder = LogBuilder(config, self.pipeline.config_file, name, lambda: spark, told.append)
+        builder = LogBuilder(
+            config, self.pipeline.config_file, name, lambda: spark, described.append
+        )
         reported = read(config)[name].generation
         sink = self.followed.sink(name)
-        outcome = Rebuild(sink, builder, told.append, reported=reported).run()
-        assert outcome.generation == 2, told
+        outcome = Rebuild(sink, builder, described.append, reported=reported).run()
+        assert outcome.generation == 2, described
 
     # -- injuries ----------------------------------------------------------------------------------
 
@@ -144,9 +146,9 @@ def test_a_store_that_lost_a_part_keeps_the_rest_if_the_log_is_too_short(
         assert run.error is not None
         assert "public.lines starts at offset 3 of " in run.error.what
         assert f"cdc rebuild {name}" in run.error.hint
-        told = read(stores.pipeline.config)[name]
-        assert (told.state, told.what, told.lsn) == ("halted", run.error.what, 0)
-        assert told.had_lsn
+        described = read(stores.pipeline.config)[name]
+        assert (described.state, described.what, described.lsn) == ("halted", run.error.what, 0)
+        assert described.had_lsn
     found = stores.users()
     if not (stores.lake / "_frontiers").exists():
         del before["mirror"], found["mirror"]  # its tables exist, but without a frontier

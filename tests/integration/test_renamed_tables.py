@@ -17,7 +17,7 @@ from cdc.operate.status import read_status
 from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.integration.test_live_snapshot import begin, say, wait_state
+from tests.integration.test_incremental_snapshot import begin, say, wait_state
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v int)"
 _RENAME, _RENAME_BACK = "ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME TO t"
@@ -129,12 +129,12 @@ def test_a_table_renamed_while_it_is_replaced_is_complete_under_its_new_name(
 ) -> None:
     line = pipeline(
         _TABLE,
-        # So many that they are still being read when the daemon is told to pause.
+        # So many that they are still being read when the daemon is asked to pause.
         "INSERT INTO t SELECT i, 1 FROM generate_series(1, 60000) i",
         batch={"max_events": 200, "max_wait_ms": 20},
     )
     line.start().wait_ready()
-    number = begin(line, "public.t", anew=True)
+    number = begin(line, "public.t", empty_first=True)
     wait_until(lambda: any(each.rows for each in live_topic.read(line.config)), "it does not begin")
     say(line, do="pause", id=None)
     assert wait_state(line, number, "paused").emptied_under

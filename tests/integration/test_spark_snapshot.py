@@ -111,12 +111,12 @@ def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
     )
     assert on_spark(made) == {"outcome": "taken", "generation": 2}
     big = mirror(lake, "big")
-    said = facts(big)[1:]
-    assert [(each["generation"], each["group"]) for each in said] == [
-        (2, number) for number in range(len(said))
+    output = facts(big)[1:]
+    assert [(each["generation"], each["group"]) for each in output] == [
+        (2, number) for number in range(len(output))
     ]
-    assert len(said) > 1
-    assert [each["frontier"] for each in said] == [None] * (len(said) - 1) + [said[-1]["lsn"]]
+    assert len(output) > 1
+    assert [each["frontier"] for each in output] == [None] * (len(output) - 1) + [output[-1]["lsn"]]
     rows = big.to_pyarrow_table().to_pylist()
     assert sorted(row["id"] for row in rows) == [0, *range(2, 5001)]
     assert len({row["_seq"] for row in rows}) == 5000

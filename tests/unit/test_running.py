@@ -202,13 +202,13 @@ def test_a_lost_shadow_build_is_restarted_under_its_number(
 ) -> None:
     """It is restarted under its number, which the process that generation it relies on."""
     move_to(sink, 50, 3)
-    aside = sink.at(4)
-    aside.open()
+    shadow = sink.at(4)
+    shadow.open()
     store = STORES[request.node.nodeid]
     store.shadows[4].lost = True
     run = made()
     run.opened_at(Applied.beginning("shop", 4))
-    assert open_store(run, aside).applied == Applied.beginning("shop", 4)
+    assert open_store(run, shadow).applied == Applied.beginning("shop", 4)
     assert (STORES[request.node.nodeid], sink.current()) == (store, 3)
 
 

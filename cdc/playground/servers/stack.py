@@ -111,8 +111,8 @@ class LocalStack:
         servers = [self[name] for name in names]
         chosen = settings or {}
         versions = {} if pg_major is None else {"postgres": str(pg_major)}
-        said = "waiting for another command that starts or stops it"
-        with self.home.lock(partial(self._progress.step, "stack", said)):
+        what = "waiting for another command that starts or stops it"
+        with self.home.lock(partial(self._progress.step, "stack", what)):
             self._watch()
             pool = ThreadPoolExecutor(len(servers) or 1)
             try:

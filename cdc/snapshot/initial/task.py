@@ -182,7 +182,7 @@ class Task:
 
     def _abort_open(self) -> None:
         """Abort an open transaction, so that no reader waits for it."""
-        if self._publisher.begun:
+        if self._publisher.started:
             self._publisher.abort()
 
 
