@@ -21,10 +21,10 @@ from benchmarks import follow_server, rows
 from benchmarks.failure import BenchmarkError
 from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN, Workload, sink_alone
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache
 from cdc.playground.servers.opensearch import OpenSearch as OpenSearchServer
-from cdc.playground.servers.progress import Terminal
 from cdc.playground.servers.stack import LocalStack
+from cdc.runtime.artifacts import ArtifactCache, default_cache
+from cdc.runtime.progress import Terminal
 from lockstep.sinks.contract import Change, Column, Version
 from lockstep.sinks.opensearch.mapping import properties
 from lockstep.sinks.opensearch.sink import OpenSearchSink

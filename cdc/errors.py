@@ -194,6 +194,12 @@ class LagError(CDCError, TimeoutError):
     lagging: tuple[object, ...] = ()
 
 
+class LocalStackError(CDCError):
+    """A server or file for this machine cannot be fetched, started or stopped."""
+
+    exit_code = Exit.UNAVAILABLE
+
+
 class StoppedError(Exception):
     """The daemon was asked to stop while it had nothing to finish."""
 

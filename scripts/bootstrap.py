@@ -66,7 +66,7 @@ def _check_machine() -> None:
 def _has_java() -> bool:
     sys.path.insert(0, str(ROOT))
     # Standard library only, but not importable by the Pythons that were refused above.
-    from cdc.playground.servers.java import system_java  # noqa: PLC0415
+    from cdc.runtime.java import system_java  # noqa: PLC0415
 
     return system_java() is not None
 

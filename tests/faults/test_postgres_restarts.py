@@ -15,7 +15,7 @@ import psutil
 import psycopg
 import pytest
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until

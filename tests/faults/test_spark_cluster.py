@@ -19,7 +19,7 @@ import redis
 from psycopg import conninfo
 
 from cdc.log import reader
-from cdc.playground.servers import spark as files
+from cdc.runtime import spark as files
 from cdc.snapshot.initial import topic
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.converge import converge

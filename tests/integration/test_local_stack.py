@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.process import ProcessId
 from cdc.playground.servers.server import probe
 from cdc.playground.servers.stack import Endpoints, LocalStack

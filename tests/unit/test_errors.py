@@ -27,6 +27,7 @@ TABLE = {
     errors.SnapshotLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RewrittenError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.OutcomeUnknownError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.LocalStackError: (Policy.HALT, Exit.UNAVAILABLE),
     errors.LagError: (Policy.BACKOFF, Exit.TEMPORARY),
 }
 

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
 from cdc.events import LSN
-from cdc.playground.servers.spark import job
+from cdc.runtime.spark import job
 from cdc.snapshot.initial.records import Plan, Range
 from lockstep.jobs.apply.following import has_ended
 from lockstep.jobs.copying import direct, tasks

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.playground.servers import java
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
+from cdc.runtime import java
 
 
 def runtime(folder: Path, version: str, *, release_file: bool = True) -> Path:
