@@ -37,12 +37,11 @@ COORDINATOR_NAMES: Final = (
 )
 # In a task of a snapshot, in the order a range passes them.
 SNAPSHOT_NAMES: Final = (
-    "in_range",  # some of its rows are with the producer
     "before_range_commit",
     "after_range_commit",  # the log holds it, not reported yet
 )
 # Around a chunk of an incremental snapshot, in their order.
-LIVE_NAMES: Final = (
+CHUNK_NAMES: Final = (
     "before_low",
     "after_low",  # its low watermark is written
     "after_select",

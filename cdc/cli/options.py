@@ -116,6 +116,15 @@ def confirm(question: str) -> None:
         raise click.exceptions.Exit(1)
 
 
+def confirm_differences(found: Iterable[str], question: str, *, yes: bool, as_json: bool) -> None:
+    """Show what differs and is about to be accepted, and ask, unless `yes`."""
+    if not as_json:
+        for each in found:
+            print_warning(each)
+    if not yes:
+        confirm(question)
+
+
 def _printer(mark: str, *, err: bool = False, **style: Any) -> Callable[[str], None]:  # noqa: ANN401 - click's own
     return lambda what: echo(f"{click.style(mark, **style)} {what}", err=err)
 

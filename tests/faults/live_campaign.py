@@ -44,7 +44,7 @@ class LiveRound(Round):
         chance, crew = self._chance, self._crew
         crew.look()
         wait_until(self._streams, "nobody streams", _DONE_SECONDS)
-        crew.points = (*failpoints.NAMES, *failpoints.LIVE_NAMES)
+        crew.points = (*failpoints.NAMES, *failpoints.CHUNK_NAMES)
         crew.failpoints = True
         for _ in range(_INJURIES):
             # A table that is done is requested again; one that is being read is left alone.

@@ -43,7 +43,7 @@ _PAUSE_SECONDS: Final = (0.0, 2.5)
 # At which hit of its failpoint a process of the snapshot kills itself. A task does so again in each
 # process that replaces it, so only at a hit by which it has made progress.
 _COUNTS: Final = (2, 3, 7)
-_POINTS: Final = (*failpoints.COORDINATOR_NAMES, "before_range_commit", "after_range_commit")
+_POINTS: Final = (*failpoints.COORDINATOR_NAMES, *failpoints.SNAPSHOT_NAMES)
 
 
 class SnapshotCrew(Crew):

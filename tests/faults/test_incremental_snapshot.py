@@ -48,7 +48,7 @@ def test_killed_at_every_step_of_a_chunk_it_continues(pipeline: NewPipeline) -> 
     """Before and after each watermark, and around the commit that carries rows and progress."""
     line = _started(pipeline)
     (number,) = snapshots.start(line.config, ["public.users"])
-    places = [*failpoints.LIVE_NAMES, "before_commit", "after_flush", "after_commit"]
+    places = [*failpoints.CHUNK_NAMES, "before_commit", "after_flush", "after_commit"]
     with Load(line.database.dsn, seed=11, truncates=0.0) as load:
         for place in places:
             record = found(line, number)

@@ -23,13 +23,13 @@ from cdc.errors import GapError, OvertakenError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.documents.following import DocumentsFollowing, apply
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from lockstep.sinks.memory import STORES, MemorySink
 from lockstep.sinks.redis import sink as redis_sink
 from tests.fixtures.servers import KafkaServer
 from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import read
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import following, large, stores
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.running import Run
@@ -25,7 +26,6 @@ from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.spark import cut_source
 from lockstep.sinks.contract import Sink
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed

@@ -25,6 +25,7 @@ from cdc.source.publications import read_pinned_with_tables
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.read_back import read_to_end
 
 
 def say(line: PipelineUnderTest, **command: object) -> str:
@@ -199,7 +200,7 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     topic = f"{line.config.prefix}.public.masked"
     found_rows = [
         json.loads(message.value() or b"")["after"]
-        for message in reader.read_to_end(line.config, {topic: 3})
+        for message in read_to_end(line.config, {topic: 3})
     ]
     assert sorted(row["id"] for row in found_rows) == list(range(2991, 3001))
     assert {tuple(row) for row in found_rows} == {("id", "big")}

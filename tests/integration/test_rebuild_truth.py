@@ -14,10 +14,10 @@ from confluent_kafka import TopicPartition
 from cdc.cli.main import run
 from cdc.events import LSN
 from cdc.log import names, reader, topics
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.generations.builders import LogBuilder, frontier_of_now
 from lockstep.jobs.generations.comparing import Holding
 from lockstep.sinks.contract import Version
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
 from tests.integration.test_topic_monitor import widen

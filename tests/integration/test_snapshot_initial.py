@@ -19,6 +19,7 @@ from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES as LOADED
 from tests.fixtures.load import Load
+from tests.fixtures.read_back import read_to_end
 from tests.fixtures.servers import PostgresServer
 
 INITIAL: dict[str, object] = {"mode": "initial", "runner": "local"}
@@ -197,7 +198,7 @@ def _rows(line: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
     name = f"{line.config.prefix}.public.{table}"
     events = [
         json.loads(message.value() or b"")
-        for message in reader.read_to_end(line.config, {name: line.resume()[0].partitions[name]})
+        for message in read_to_end(line.config, {name: line.resume()[0].partitions[name]})
         if message.value()
     ]
     return sorted(events, key=lambda event: int(event["source"]["seq"]))

@@ -17,6 +17,7 @@ from lockstep.jobs.copying import direct
 from lockstep.jobs.copying.data_source import SnapshotSource, table_of
 from lockstep.sinks.delta import layout as delta_layout
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.read_back import read_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,4 +161,4 @@ def events(made: PipelineUnderTest) -> list[Any]:
     config = made.config
     found = reader.read_resume(config)
     assert found is not None
-    return list(reader.read_to_end(config, found[0].partitions))
+    return list(read_to_end(config, found[0].partitions))

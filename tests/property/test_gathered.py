@@ -12,12 +12,12 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import large
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Applied, Changes, Version
 from lockstep.sinks.delta.gathered import Gathered
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.property.followed_world import Record
 from tests.property.test_reduce import Cuts, Following, Partitions, by_table, expect, made
 

@@ -23,12 +23,12 @@ from cdc.log import names
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.verify.events import canonical
 from cdc.verify.fold import Fold
+from lockstep.conformance.memory import STORES, Memory, MemorySink
 from lockstep.jobs.apply.applying import Applying, TornError
 from lockstep.jobs.cuts.in_order import Letter, in_order
 from lockstep.jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
 from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Applied, Changes, Column, Version
-from lockstep.sinks.memory import STORES, Memory, MemorySink
 from lockstep.sinks.shapes import Shape, Shaper
 from tests.property.followed_world import CLICKS, LINES, USERS, Record, World
 from tests.property.stream import PREFIX

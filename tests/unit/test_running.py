@@ -14,11 +14,11 @@ from cdc.config import Config, Log, Source
 from cdc.errors import Exit, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import opening, running
 from lockstep.jobs.apply.opening import open_store
 from lockstep.jobs.apply.running import Run
 from lockstep.sinks.contract import Applied
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures.reported import reported
 
 
