@@ -318,7 +318,7 @@ def test_a_table_that_replaces_another_is_reported_and_read_again(pipeline: NewP
         for table in tables_:
             remedy = f"cdc snapshot public.{table} --replace"
             wait_until(lambda: remedy in line.daemon.log[before:], remedy)  # noqa: B023 - of this round
-            wait_state(line, begin(line, f"public.{table}", empty_first=True))
+            wait_state(line, begin(line, f"public.{table}", anew=True))
         converge(line.config)
         assert read_status(line.config).incomplete_topics == []
     assert line.daemon.term() == 0

@@ -134,7 +134,7 @@ def test_a_table_renamed_while_it_is_replaced_is_complete_under_its_new_name(
         batch={"max_events": 200, "max_wait_ms": 20},
     )
     line.start().wait_ready()
-    number = begin(line, "public.t", empty_first=True)
+    number = begin(line, "public.t", anew=True)
     wait_until(lambda: any(each.rows for each in live_topic.read(line.config)), "it does not begin")
     say(line, do="pause", id=None)
     assert wait_state(line, number, "paused").emptied_under
