@@ -22,12 +22,12 @@ from confluent_kafka import Producer
 from benchmarks.progress import say
 from benchmarks.subject import Place
 from benchmarks.topics import Topics
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache
-from cdc.playground.servers.java import find_java
 from cdc.playground.servers.jvm import class_path
 from cdc.playground.servers.kafka import Kafka
-from cdc.playground.servers.progress import Terminal
 from cdc.playground.servers.stack import LocalStack
+from cdc.runtime.artifacts import ArtifactCache, default_cache
+from cdc.runtime.java import find_java
+from cdc.runtime.progress import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -190,12 +190,18 @@ class OvertakenError(UnavailableError):
         super().__init__(what, hint=hint or "the follower continues where that cut ends")
 
 
-class BehindError(CDCError, TimeoutError):
-    """A follower has not applied in time what was waited for; `behind` lists which, and why."""
+class LagError(CDCError, TimeoutError):
+    """A follower has not applied in time what was waited for; `lagging` lists which, and why."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
-    behind: tuple[object, ...] = ()
+    lagging: tuple[object, ...] = ()
+
+
+class LocalStackError(CDCError):
+    """A server or file for this machine cannot be fetched, started or stopped."""
+
+    exit_code = Exit.UNAVAILABLE
 
 
 class StoppedError(Exception):

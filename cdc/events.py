@@ -1,7 +1,7 @@
 """The types that every stage shares: LSN, Position, PartitionEnd and Frontier.
 
 Pure values that import no module of ours, so that every layer, the sinks and the jobs can use them.
-Order is `Position` within one epoch and `seq` over the whole pipeline; never the clock, the offset
+Order is `Position` within one epoch and `seq` over the pipeline; never the clock, the offset
 or a change's own WAL address (a COPY gives many rows one address, and an insert that commits later
 can carry a lower one than the delete of the same key).
 """

@@ -44,7 +44,7 @@ _BACKOFF_SECONDS: Final = (0.5, 30.0)
 # Seconds between retries when a server that accepted us before refuses us.
 _SLOW_SECONDS: Final = 30.0
 # With more lag than this many seconds the follower is catching up.
-_BEHIND_SECONDS: Final = 10.0
+_LAGGING_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.5
 # A stop does not wait longer for an unavailable broker: supervisors kill after ten seconds.
 _FLUSH_SECONDS: Final = 5.0
@@ -196,7 +196,7 @@ class Run:
         self.progress.batch(events, tables, seconds, canary)
         # If nothing writes to the source, only canaries are new.
         newest_us = max(applied.committed_at_us, canary or 0)
-        late = events > 0 and time.time() - newest_us / 1e6 > _BEHIND_SECONDS
+        late = events > 0 and time.time() - newest_us / 1e6 > _LAGGING_SECONDS
         state: FollowerState = "catching_up" if late else "following"
         if (state, None) != (self.state, self.error):
             self.to(state)

@@ -137,7 +137,7 @@ class Rebuild:
             f"generation {number}: "
             + (f"continued after {started.lsn}" if started else "shadow build started")
         )
-        failpoints.reach("rebuild_begun")
+        failpoints.reach("rebuild_started")
         complete_from = self._builder.prepare(build, number, tables)
         old = self._sink.generations().get(known or 0)
         compared: tuple[Compared, ...] = ()

@@ -171,8 +171,8 @@ class RedisSink:
         tables = self._shadow.tables if self._shadow else None
         if b"%d:token" % generation in fields:
             if self._shadow:
-                begun = builds_of(fields, generation)
-                expect_tables(generation, None if ALL in begun else begun, tables)
+                started = builds_of(fields, generation)
+                expect_tables(generation, None if ALL in started else started, tables)
             return fields
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields

@@ -60,7 +60,7 @@ class Model:
         return tuple(row[column] for column in KEYS[table])
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         return f"{self.digest:064x}"
 
     @classmethod
@@ -109,7 +109,7 @@ class FollowerLoad(Writing):
             "INSERT INTO clock VALUES (1, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET n = excluded.n, digest = excluded.digest",
             self.model.n,
-            self.model.told,
+            self.model.reported,
         )
 
     def begin_with(self, connection: psycopg.Connection[Any]) -> None:

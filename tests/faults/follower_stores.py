@@ -60,14 +60,14 @@ class Redis:
             fields, keys, values = self.client.eval(_SNAPSHOT, 1, self._main, pattern)
         except redis.RedisError:
             return None
-        told = dict(zip(fields[::2], fields[1::2], strict=True))
-        if told.get(b"applying") or not told.get(b"seq"):
+        reported = dict(zip(fields[::2], fields[1::2], strict=True))
+        if reported.get(b"applying") or not reported.get(b"seq"):
             return None
         state = _empty()
         for key, value in zip(keys, values, strict=True):
             table = key.decode().removeprefix(f"{self._prefix}:public.").partition(":")[0]
             state[table].append(plain(table, orjson.loads(value)))
-        return Reading(int(told[b"generation"]), int(told[b"seq"]), state)
+        return Reading(int(reported[b"generation"]), int(reported[b"seq"]), state)
 
 
 class OpenSearch:
@@ -92,10 +92,10 @@ class OpenSearch:
 
     def _applied(self) -> tuple[int, int] | None:
         answer = self._http.get(self._record, timeout=_SECONDS)
-        told = answer.json().get("_source") or {}
-        if answer.status_code != requests.codes.ok or told["applying"] is not None:
+        reported = answer.json().get("_source") or {}
+        if answer.status_code != requests.codes.ok or reported["applying"] is not None:
             return None
-        return None if told["seq"] is None else (told["generation"], told["seq"])
+        return None if reported["seq"] is None else (reported["generation"], reported["seq"])
 
     def _search(self) -> State | None:
         body = b""

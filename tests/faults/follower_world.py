@@ -232,9 +232,9 @@ class World:
         self.copies.remove(copy)
         shutil.rmtree(copy.scratch, ignore_errors=True)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Repair everything, and continue with one copy without failpoints."""
-        self.http.heal()
+        self.http.repair()
         self.stack.up(["postgres", "kafka", "redis", "opensearch"])
         for copy in list(self.copies):
             if copy.failpoint or copy is not self.copies[0]:
@@ -264,7 +264,7 @@ class World:
             "sqlite": self.sqlite.read,
         }
         self.delta.forget()
-        told = {}
+        reported = {}
         for name, read in stores.items():
             newest: Reading | None = None
 
@@ -280,8 +280,8 @@ class World:
                 print(self.copies[0].log[-_SHOWN_CHARACTERS:])  # noqa: T201 - why it is not
                 raise
             assert newest is not None
-            told[name] = [*differences(newest.state, source), *findings(newest.state)]
-        return told
+            reported[name] = [*differences(newest.state, source), *findings(newest.state)]
+        return reported
 
     def wrong_types(self) -> list[str]:
         """Return where stores differ from what is documented, in the table of all types."""

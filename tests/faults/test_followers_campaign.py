@@ -49,23 +49,23 @@ def world(
 @pytest.mark.followers
 @pytest.mark.slow
 @pytest.mark.timeout(1_200 + 600 * _ROUNDS + _READS)
-def test_every_state_is_the_databases_and_every_injury_heals(
+def test_every_state_is_the_databases_and_every_injury_is_recovered_from(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No partial transaction in any store, and no difference in the end."""
     print(f"followers: LOCKSTEP_SEED={_SEED} LOCKSTEP_FOLLOWERS={_ROUNDS}")  # noqa: T201 - on failure
 
-    def tell(line: str) -> None:
+    def show(line: str) -> None:
         with capsys.disabled():
             print(f"\nfollowers: {line}", flush=True)  # noqa: T201 - its progress
 
-    campaign = FollowerCampaign(world, tell)
+    campaign = FollowerCampaign(world, show)
     campaign.begin()
     for number in range(_ROUNDS):
         campaign.round(_SEED + number, _INJURIES)
     campaign.read_mirrors(_READS)
     report = {"first_seed": _SEED, **campaign.report()}
-    tell(orjson.dumps(report).decode())
+    show(orjson.dumps(report).decode())
     if _RESULT:
         Path(_RESULT).write_bytes(orjson.dumps(report))
     assert campaign.wrong == []

@@ -21,11 +21,11 @@ from cdc.log.tail import tail
 from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import positions
 from lockstep.jobs.apply.following import Batches
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.cuts.tail import CutTail
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.guarded import PASSWORD, USER, GuardedBroker
 from tests.fixtures.reported import reported
@@ -193,7 +193,7 @@ def look(config: Config) -> None:
 
 
 @pytest.mark.parametrize("left_out", _RIGHTS, ids=str)
-def test_without_any_one_of_its_rights_a_principal_is_told_which(
+def test_a_principal_without_one_of_its_rights_learns_which(
     left_out: Right, guarded: Guarded, tmp_path: Path
 ) -> None:
     if left_out.user != USER:

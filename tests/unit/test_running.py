@@ -14,11 +14,11 @@ from cdc.config import Config, Log, Source
 from cdc.errors import Exit, GapError, InvariantError, StoreLostError, UnavailableError
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import opening, running
 from lockstep.jobs.apply.opening import open_store
 from lockstep.jobs.apply.running import Run
 from lockstep.sinks.contract import Applied, Sink
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures.reported import reported
 
 
@@ -224,13 +224,13 @@ def test_a_lost_shadow_build_is_restarted_under_its_number(
 ) -> None:
     """It is restarted under its number, which the process that generation it relies on."""
     move_to(sink, 50, 3)
-    aside = sink.at(4)
-    aside.open()
+    shadow = sink.at(4)
+    shadow.open()
     store = STORES[request.node.nodeid]
     store.shadows[4].lost = True
     run = made()
     run.opened_at(Applied.beginning("shop", 4))
-    assert open_store(run, aside).applied == Applied.beginning("shop", 4)
+    assert open_store(run, shadow).applied == Applied.beginning("shop", 4)
     assert (STORES[request.node.nodeid], sink.current()) == (store, 3)
 
 
