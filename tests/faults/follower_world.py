@@ -110,7 +110,7 @@ class Follow:
         return code
 
 
-class Watch(threading.Thread):
+class StoreWatcher(threading.Thread):
     """Reads a store over and over; `wrong` lists what no state of the database explains."""
 
     def __init__(self, name: str, read: Callable[[], Reading | None]) -> None:
@@ -172,7 +172,10 @@ class World:
         self.delta = Delta(self.mirrors)
         self.copies: list[Follow] = []
         self._started = 0
-        self.watches = [Watch("redis", self.redis.read), Watch("opensearch", self.search.read)]
+        self.watches = [
+            StoreWatcher("redis", self.redis.read),
+            StoreWatcher("opensearch", self.search.read),
+        ]
 
     # -- the daemon and the followers -----------------------------------------------------------
 
