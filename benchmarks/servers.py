@@ -120,15 +120,24 @@ def running(
 
     `broker` has settings that override Kafka's defaults.
     """
+    with folder_of(name, keep=keep) as folder:
+        # Tied: if this process is killed, the servers go too.
+        stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
+        try:
+            yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
+        finally:
+            stack.down()
+
+
+@contextmanager
+def folder_of(name: str, *, keep: bool) -> Iterator[Path]:
+    """Return a workload's folder, which is deleted at the end of the block unless `keep`."""
     folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-"))
     # If Postgres runs as another user, that user must be able to enter the folder.
     folder.chmod(0o755)
-    # Tied: if this process is killed, the servers go too.
-    stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
     try:
-        yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
+        yield folder
     finally:
-        stack.down()
         if keep:
             say(f"the servers' folder and the logs are left in {folder}")
         else:

@@ -213,7 +213,10 @@ class Publisher:
                     continue
                 if reason.txn_requires_abort():
                     self.abort()
-                raise translate(self._failed or reason, "committing a Kafka transaction") from error
+                failed = self._failed
+                if failed is None or failed.code() in _PURGED:  # of what the transaction held
+                    failed = reason
+                raise translate(failed, "committing a Kafka transaction") from error
             else:
                 self.started = False
                 return

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerState
+    from lockstep.sinks.contract import Sink
 
 log = logging.getLogger("lockstep.jobs.follow")
 
@@ -98,8 +99,12 @@ class Run:
         session: Callable[[Run], None],
         *,
         quiet: bool = False,
+        repair: Callable[[Run, Sink, StoreLostError], None] | None = None,
     ) -> None:
-        """`quiet`: write no reports, because this is a shadow build."""
+        """`quiet`: write no reports, because this is a shadow build.
+
+        `repair` replaces what a store has lost, alongside what is left of it.
+        """
         self.config, self.name, self.store = config, name, store
         self.progress = FollowerProgress()
         self.stopping = threading.Event()
@@ -108,6 +113,7 @@ class Run:
         self.had_lsn: LSN | None = None  # for a store that lost a part: the LSN that it had
         self.exit = Exit.OK
         self._session = session
+        self.repair = repair
         self.error: CDCError | None = None
         self._reports: Reports | None = None
         self._known: FollowerRecord | None = None  # the last report before this session

@@ -1,8 +1,8 @@
 """Rounds of faults in followers under load: after each, every store equals the database.
 
 All rounds share one world. The seed of a round determines its load, its faults and the pauses
-between them. During a round Redis and OpenSearch are read all the time; after it, the mirrors are
-read at random frontiers of any round. Each state must be one that the database had.
+between them. During a round all stores but the mirrors are read all the time; after it, the mirrors
+are read at random frontiers of any round. Each state must be one that the database had.
 """
 
 from __future__ import annotations

@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 import orjson
+import psycopg
 
 Row = dict[str, Any]
 State = dict[str, list[Row]]
@@ -101,6 +103,25 @@ def _plain(value: Any, kind: str) -> Any:  # noqa: ANN401 - any store's
     if kind == "json":
         return value if isinstance(value, str) else canonical_json(value)
     return value
+
+
+def database_rows(connection: psycopg.Connection[Any]) -> Iterator[tuple[str, Row]]:
+    """Yield every row of every table, the clock's too, in the form that stores are read into."""
+    for table, kinds in TABLES.items():
+        columns = ", ".join(_asked(column, kind) for column, kind in kinds.items())
+        for values in connection.execute(f"SELECT {columns} FROM {table}".encode()):
+            yield table, dict(zip(kinds, values, strict=True))
+
+
+def _asked(column: str, kind: str) -> str:
+    forms = {
+        "number": "{0}::text",
+        "uuid": "{0}::text",
+        "json": "{0}::text",
+        "time": "(extract(epoch from {0}) * 1000000)::bigint",
+        "bytes": "encode({0}, 'hex')",
+    }
+    return forms.get(kind, "{0}").format(column)
 
 
 def findings(state: State) -> list[str]:

@@ -19,6 +19,7 @@ from tests.faults.follower_campaign import FollowerCampaign
 from tests.faults.follower_world import World
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.seeds import first_seed
+from tests.fixtures.servers import Database, fresh_database
 from tests.fixtures.spark import need_java
 
 _ROUNDS = int(os.environ.get("LOCKSTEP_FOLLOWERS", "1"))
@@ -32,12 +33,16 @@ _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 @pytest.fixture
 def world(
-    killable_stack: LocalStack, killable_pipeline: NewPipeline, tmp_path: Path
+    killable_stack: LocalStack,
+    killable_pipeline: NewPipeline,
+    killable_database: Database,
+    tmp_path: Path,
 ) -> Iterator[World]:
     need_java()
-    made = World(killable_pipeline, killable_stack, tmp_path, _SEED)
-    yield made
-    made.close()
+    with fresh_database(killable_database.dsn) as copied:
+        made = World(killable_pipeline, killable_stack, copied, tmp_path, _SEED)
+        yield made
+        made.close()
 
 
 @pytest.mark.long("more rounds", again=True)
