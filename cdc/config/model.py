@@ -261,7 +261,7 @@ class Migrations(Section, frozen=True, kw_only=True):
     ] = False
 
 
-class Batch(Section, frozen=True, kw_only=True):
+class BatchLimits(Section, frozen=True, kw_only=True):
     """When a Kafka transaction ends: at its limit of size, time or idleness, whichever is first."""
 
     max_events: Annotated[
@@ -343,7 +343,7 @@ class Config(Section, frozen=True, kw_only=True):
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
     migrations: Migrations = Migrations()
-    batch: Batch = Batch()
+    batch: BatchLimits = BatchLimits()
     http: Http = Http()
     values: Values = Values()
     log_level: Annotated[

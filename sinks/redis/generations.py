@@ -41,7 +41,7 @@ from lockstep.sinks.redis.state import (
 )
 from lockstep.sinks.shapes import Placer, Shape
 
-_UNENDED: Final = b"f" * 16  # above every seq
+UNENDED: Final = b"f" * 16  # above every seq
 
 
 _ADVANCE_SWITCH, _MOVE_VALUES = Script(ADVANCE_SWITCH), Script(MOVE_VALUES)
@@ -66,7 +66,7 @@ def switch(
         if LOST in builds_of(fields, int(current)).values():
             _clear_unknown(client, names, prefix, shapes, fields)
         under_way = b"%b>%d" % (current, generation)
-        _advance(client, names, fields, generation, under_way, [b"applying", _UNENDED])
+        _advance(client, names, fields, generation, under_way, [b"applying", UNENDED])
         fields = finish_switch(client, names, prefix, fields_of(client, names))
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Self
 from cdc.errors import (
     ConfigError,
     InvariantError,
+    StoreLostError,
     UnavailableError,
 )
 from lockstep.sinks.contract import (
@@ -47,7 +48,7 @@ from lockstep.sinks.redis.calls import (
     key_of_rows,
 )
 from lockstep.sinks.redis.client import Call, Client, Script
-from lockstep.sinks.redis.generations import clear, drop, finish_switch, switch
+from lockstep.sinks.redis.generations import UNENDED, clear, drop, finish_switch, switch
 from lockstep.sinks.redis.names import Names, slot_of
 from lockstep.sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
 from lockstep.sinks.redis.scripts import (
@@ -147,17 +148,31 @@ class RedisSink:
             health.refuse_orphans(self._client, self._names)
         fields = self._created(fields)
         self._state = state_of(fields, self._generation(fields))
-        health.check_slots(self._client, self._names, self._state.sentinel)
+        self._check_slots(self._state.sentinel)
         health.expect_seq(self._client, self._names, self._state.generation, self._state.frontier)
         return self._state.stored
+
+    def _check_slots(self, sentinel: bytes) -> None:
+        """Raise StoreLostError if a server of a cluster was lost, unless this replaces that.
+
+        A shadow build takes the lost slots, too. The generation that readers see stays lost by what
+        its servers recorded of its seq, and shows readers no frontier until the switch.
+        """
+        try:
+            health.check_slots(self._client, self._names, sentinel)
+        except StoreLostError:
+            if self._shadow is None:
+                raise
+            self._client.ask("HSET", self._names.main, b"applying", UNENDED)
+            health.raise_sentinels(self._client, self._names, sentinel, new=True)
 
     def _created(self, fields: Fields) -> Fields:
         generation = self._generation(fields)
         tables = self._shadow.tables if self._shadow else None
         if b"%d:token" % generation in fields:
             if self._shadow:
-                begun = builds_of(fields, generation)
-                expect_tables(generation, None if ALL in begun else begun, tables)
+                started = builds_of(fields, generation)
+                expect_tables(generation, None if ALL in started else started, tables)
             return fields
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields

@@ -197,10 +197,10 @@ class Deltas:
         else:
             delta = DeltaTable(path)
             same = " AND ".join(f's."{key}" = t."{key}"' for key in KEYS[name])
-            gone = {key: each for key, each in before.items() if key not in table}
-            if gone:
+            deleted = {key: each for key, each in before.items() if key not in table}
+            if deleted:
                 delta.merge(
-                    arrow(name, gone), same, source_alias="s", target_alias="t"
+                    arrow(name, deleted), same, source_alias="s", target_alias="t"
                 ).when_matched_delete().execute()
             if new:
                 delta.merge(

@@ -34,7 +34,7 @@ from cdc.operate.facts import SourceFacts
 from cdc.operate.findings import Finding, error, warning
 from cdc.publication.plan import has_topic
 from cdc.source.connection import connect
-from cdc.source.tables import Table
+from cdc.source.tables import SourceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -111,7 +111,9 @@ def _reported(
         yield kind(check, failure.what, failure.hint)
 
 
-def _log_facts(config: Config, tables: list[Table], findings: list[Finding]) -> LogFacts | None:
+def _log_facts(
+    config: Config, tables: list[SourceTable], findings: list[Finding]
+) -> LogFacts | None:
     try:
         reach(config)
         client = topics.admin(config)
