@@ -163,7 +163,7 @@ def _run(
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
     following = (
-        DocumentsFollowing(config, name, sink, until=until)
+        DocumentsFollowing(config, name, sink, spark=spark.now, until=until)
         if follower.documents
         else Following(spark, config, path, name, sink, until=until, folder=folder)
     )

@@ -84,7 +84,7 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild | InPlace:
         log = LogBuilder(config, path, name, cache(session), _print_progress)
         return InPlace(sink, log, report, reported)
     builder = (
-        MirrorBuilder(config, name, _print_progress)
+        MirrorBuilder(config, name, _print_progress, cache(session))
         if follower.documents
         else LogBuilder(config, path, name, cache(session), _print_progress)
     )

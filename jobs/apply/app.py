@@ -40,7 +40,8 @@ def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSes
     from cdc.runtime.progress import Progress  # noqa: PLC0415 - as above
     from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
 
-    delta = any(config.followers[name].delta is not None for name in followers)
+    chosen = [config.followers[name] for name in followers]
+    delta = any(each.delta is not None or each.documents for each in chosen)
     return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
 
 

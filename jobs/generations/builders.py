@@ -256,8 +256,15 @@ class MirrorBuilder:
 
     keeps_seqs = False
 
-    def __init__(self, config: Config, name: str, progress: Callable[[str], None]) -> None:
-        self._config, self._name, self._progress = config, name, progress
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        progress: Callable[[str], None],
+        spark: Callable[[], SparkSession] | None = None,
+    ) -> None:
+        """`spark` starts a session when it is needed."""
+        self._config, self._name, self._progress, self._spark = config, name, progress, spark
         self._mirror = MirrorCuts(config, name)
 
     def tables(self) -> list[str]:
@@ -279,7 +286,12 @@ class MirrorBuilder:
             )
         target = cut.after.applied
         following = DocumentsFollowing(
-            self._config, self._name, sink, until=target.lsn, exactly=True
+            self._config,
+            self._name,
+            sink,
+            spark=self._spark,
+            until=target.lsn,
+            exactly=True,
         )
         return _run(self._config, self._name, generation, following, target.seq, self._progress)
 

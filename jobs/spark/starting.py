@@ -25,15 +25,28 @@ class SparkStart:
     def __init__(self, start: Callable[[], SparkSession], followers: set[str]) -> None:
         self.session: Future[SparkSession] = Future()
         self._start, self._missing = start, set(followers)
-        self._wanted = threading.Event()
+        self._wanted, self._starting = threading.Event(), threading.Lock()
+        self._is_started = False
         if followers:
-            threading.Thread(target=self._run, name="spark-start", daemon=True).start()
+            self._begin()
 
     def want(self, follower: str) -> None:
         """Note that a follower has nothing more to do without Spark."""
         self._missing.discard(follower)
         if not self._missing:
             self._wanted.set()
+
+    def now(self) -> SparkSession:
+        """Return the session, which starts now if it has not."""
+        self._wanted.set()
+        self._begin()
+        return self.session.result()
+
+    def _begin(self) -> None:
+        with self._starting:
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="spark-start", daemon=True).start()
 
     def _run(self) -> None:
         self._wanted.wait(_WAIT_SECONDS)
