@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from cdc.playground.servers.progress import Progress
 
 from benchmarks import backlog, measure, result, rows, servers, slots
 from benchmarks.daemon import Daemon, config_path
@@ -28,7 +29,6 @@ from benchmarks.latency import POSTGRES
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
 from cdc.playground.servers import spark as files
-from cdc.playground.servers.progress import Progress
 from tests.fixtures.spark_cluster import HOME, Cluster, standalone
 
 if TYPE_CHECKING:
