@@ -8,7 +8,8 @@ the Kafka transactions are in the frontier record.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -162,3 +163,56 @@ class PartitionCheck:
         else:
             return None
         return Difference(self.topic, self.number, what)
+
+
+class CutCheck:
+    """Takes the records between the frontiers of a cut, partition by partition, with offsets."""
+
+    def __init__(self, records: Sequence[FrontierRecord]) -> None:
+        """`records` are the cut's frontier records, in their order."""
+        self._checks: dict[Partition, deque[PartitionCheck]] = {}
+        for record in records:
+            for at in range(len(record.partitions)):
+                check = PartitionCheck(record, at)
+                self._checks.setdefault(check.partition, deque()).append(check)
+
+    def partition(self, partition: Partition) -> SpanCheck:
+        """Return the check of one partition; it may be taken to another process."""
+        return SpanCheck(self._checks.get(partition, deque()))
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return list(self._checks)
+
+
+class SpanCheck:
+    """Takes one partition's records between the frontiers of a cut."""
+
+    def __init__(self, checks: deque[PartitionCheck]) -> None:
+        self._checks = checks
+        self._found: list[Difference] = []
+
+    def add(
+        self,
+        offsets: Sequence[int],
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+    ) -> None:
+        """Take the next records."""
+        at = 0
+        while self._checks and at < len(offsets):
+            end = bisect_left(offsets, self._checks[0].end, lo=at)
+            self._checks[0].add(keys[at:end], values[at:end])
+            at = end
+            if at < len(offsets):
+                self._next()
+
+    def _next(self) -> None:
+        if found := self._checks.popleft().finish():
+            self._found.append(found)
+
+    def finish(self) -> list[Difference]:
+        """Return how the records differ from what the frontiers state."""
+        while self._checks:
+            self._next()
+        return self._found
