@@ -16,10 +16,11 @@ import click
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import with_config
 from cdc.events import LSN
+from cdc.operate.doctor.archive import NAME
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.apply.running import Run
-from lockstep.jobs.archiving.running import NAME, Archiving, opened
+from lockstep.jobs.archiving.running import Archiving, opened
 from lockstep.jobs.follow import Stopping, run_all
 
 if TYPE_CHECKING:

@@ -48,3 +48,11 @@ class Archive(Section, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="How long a replaced file is kept; 0: none is deleted."),
     ] = 168.0
+    gb_month_price: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="The price of a gigabyte (10^9 bytes) for a month where the table is, for "
+            "`cdc archive status`; in any currency.",
+        ),
+    ] = 0.023

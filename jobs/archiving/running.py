@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Applied
     from lockstep.sinks.delta.actions import Action
 
-NAME: Final = "archive"  # under which it reports
 # A cut with more events is read and written by executors.
 LARGE_EVENTS: Final = 50_000
 _POLL_SECONDS: Final = 0.25
@@ -166,18 +165,19 @@ class Cuts:
         if self._spark is None:
             large = set()
         small = {place: each for place, each in ranges.items() if place not in large}
-        spans, actions = self._write_here(cut, number, small, check)
+        writer = Writer(self._archive.files)
+        spans = self._write_here(cut, number, small, check, writer)
+        actions: list[Action] = []
         if large:
             theirs = {place: ranges[place] for place in large}
-            more, files = self._write_in_tasks(cut, number, theirs, check)
-            spans, actions = spans + more, actions + files
+            more, actions = self._write_in_tasks(cut, number, theirs, check)
+            spans += more
         spans.sort()
         record = self._record(cut, number, position, tuple(spans), chain)
         value = layout.encode(record)
         after = Position(_moved(position.applied, cut, ranges), record, layout.digest(value))
-        last = Writer(self._archive.files)
-        last.add(of_cut_record(self._config.prefix, record))
-        actions += last.finish()
+        writer.add(of_cut_record(self._config.prefix, record))
+        actions += writer.finish()
         failpoints.reach("archive_written")
         self._archive.commit(actions, after, "WRITE")
         own = f"{self._config.prefix}.cdc."
@@ -224,10 +224,14 @@ class Cuts:
         return chain.chain
 
     def _write_here(
-        self, cut: Cut, number: int, ranges: dict[Partition, Range], check: CutCheck
-    ) -> tuple[list[Span], list[Action]]:
+        self,
+        cut: Cut,
+        number: int,
+        ranges: dict[Partition, Range],
+        check: CutCheck,
+        writer: Writer,
+    ) -> list[Span]:
         """Read the ranges and write them to files in this process."""
-        writer = Writer(self._archive.files)
         rows = {place: Rows(self._config.prefix, number, *place) for place in ranges}
         checks = {place: check.partition(place) for place in ranges}
         for place, messages in self._reader.pieces(ranges):
@@ -244,7 +248,7 @@ class Cuts:
             its = rows[place]
             root = its.tree.root().hex()
             spans.append(Span(*place, *wanted, its.events, its.tree.count, root))
-        return spans, writer.finish()
+        return spans
 
     def _write_in_tasks(
         self, cut: Cut, number: int, ranges: dict[Partition, Range], check: CutCheck

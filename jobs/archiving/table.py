@@ -3,7 +3,8 @@
 A commit is one file of Delta's log that must not exist yet, written by us (`sinks.delta.actions`):
 so of two copies of the archive one is first, and the other reads the table again. Its metadata has
 the archive's position, and two digests: of the commit before it, as that is stored, and of itself,
-computed with zeros in its own place. So no byte of Delta's log changes unnoticed either.
+computed with zeros in its own place. It has the digests of Delta's newest checkpoint, too. So no
+byte of Delta's log changes unnoticed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.actions import Action
 
 _ZEROS: Final = "0" * 64
-_OWN: Final = re.compile(r'("own\\*": \\*")[0-9a-f]{64}')
+_OWN: Final = re.compile(rb'("own\\*": \\*")[0-9a-f]{64}')
+_LOG: Final = "_delta_log"
+HINT: Final = "_last_checkpoint"
+CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.")
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _PROPERTIES: Final = {"delta.appendOnly": "false"}
 _CHECKPOINT_EVERY: Final = 50
@@ -44,6 +48,7 @@ class Archive:
         self.path, self._storage, self._pipeline = path, dict(storage), pipeline
         self.files = Files(path, storage)
         self._table: DeltaTable | None = None
+        self._checkpoint: dict[str, str] | None = None  # None: not known
 
     @property
     def table(self) -> DeltaTable:
@@ -90,7 +95,13 @@ class Archive:
         """Commit the version after the loaded one; raise ConflictError if it exists."""
         version = self.table.version() + 1
         before = self.read(f"_delta_log/{version - 1:020d}.json")
-        about = layout.facts(position) | {"before": sha256(before).hexdigest(), "own": _ZEROS}
+        if self._checkpoint is None:
+            self._checkpoint = self._newest_checkpoint()
+        about = layout.facts(position) | {
+            "before": sha256(before).hexdigest(),
+            "own": _ZEROS,
+            "checkpoint": self._checkpoint,
+        }
         now = int(time.time() * 1_000)
         info = {
             "timestamp": now,
@@ -103,14 +114,20 @@ class Archive:
             "userMetadata": metadata(**about),
         }
         lines: list[Action] = [{"commitInfo": info}, *actions]
-        text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines)
-        own = sha256(text.encode()).hexdigest()
-        text = _OWN.sub(lambda match: match[1] + own, text, count=1)
-        self.files.put_new(f"_delta_log/{version:020d}.json", text.encode())
+        text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines).encode()
+        self.files.put_new(f"_delta_log/{version:020d}.json", _with_own(text, _digest(text)))
         self.table.update_incremental()
         if version % _CHECKPOINT_EVERY == 0:
             with lake.translated(self.path):
                 self.table.create_checkpoint()
+            self._checkpoint = None
+
+    def _newest_checkpoint(self) -> dict[str, str]:
+        """Return the digests of the newest checkpoint's files, and of the file that names it."""
+        names = [name for name in self.files.names(_LOG) if CHECKPOINT.match(name)]
+        newest = max(names, default=HINT)
+        mine = [name for name in names if name[:20] == newest[:20]] + [HINT] * bool(names)
+        return {name: sha256(self.files.read(f"{_LOG}/{name}")).hexdigest() for name in mine}
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none."""
@@ -138,11 +155,6 @@ class Archive:
             if _COMMIT.fullmatch(each.base_name) and each.mtime >= oldest
         ]
 
-    def commits(self) -> list[str]:
-        """Return the names of the commits that Delta's log still has, oldest first."""
-        found = log.files(self.table).get_file_info(FileSelector("_delta_log"))
-        return sorted(each.base_name for each in found if _COMMIT.fullmatch(each.base_name))
-
 
 def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
     """Yield the name of each altered commit, and what is wrong; `texts` are in their order.
@@ -158,7 +170,7 @@ def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str
             yield name, "can't be read: it was altered"
             before = None
             continue
-        if own is not None and own != _own(text):
+        if own is not None and own != _digest(text):
             yield name, "is not what was written"
         elif previous is not None and before and sha256(before[1]).hexdigest() != previous:
             yield before[0], "is not what the next commit continues"
@@ -174,6 +186,20 @@ def _digests(text: bytes) -> tuple[str | None, str | None]:
     return own and str(own), before and str(before)  # type: ignore[return-value]
 
 
-def _own(text: bytes) -> str:
-    zeroed = _OWN.sub(lambda match: match[1] + _ZEROS, text.decode(), count=1)
-    return sha256(zeroed.encode()).hexdigest()
+def _digest(text: bytes) -> str:
+    """Return the digest that a commit has of itself."""
+    return sha256(_with_own(text, _ZEROS)).hexdigest()
+
+
+def _with_own(text: bytes, digest: str) -> bytes:
+    return _OWN.sub(lambda match: match[1] + digest.encode(), text, count=1)
+
+
+def stated_checkpoint(text: bytes) -> dict[str, str]:
+    """Return the digests of checkpoint files that a commit states; none if it can't be read."""
+    try:
+        first = json.loads(text.split(b"\n", 1)[0])
+        found = facts(first["commitInfo"].get("userMetadata")).get("checkpoint")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.archiving.table import Archive
 
 # Files above this size stay as they are.
-_SMALL_BYTES: Final = 32 << 20
+SMALL_BYTES: Final = 32 << 20
 # The size of small files, as Parquet, that become one file.
 _JOINED_BYTES: Final = 64 << 20
 _FEWEST: Final = 8  # small files that are worth joining
@@ -54,7 +54,7 @@ class Upkeep:
         """Join small files; return how many were."""
         if position.newest is None:
             return 0
-        small = [add for add in self._archive.added().values() if add["size"] < _SMALL_BYTES]
+        small = [add for add in self._archive.added().values() if add["size"] < SMALL_BYTES]
         many = 0
         for group in _groups(small):
             rows = pa.concat_tables(self._rows(add) for add in group)
