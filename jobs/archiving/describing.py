@@ -73,7 +73,7 @@ def _growth(table: Any, newest_us: int) -> float:  # noqa: ANN401 - a DeltaTable
         return 0.0
     oldest = pc.min(found.cast(pa.int64())).as_py()
     days = max((newest_us - oldest) / _DAY_US, 1 / 24)
-    return len(found) / days
+    return float(len(found) / days)
 
 
 def _lag(config: Config, seq: int) -> dict[str, Any]:

@@ -165,8 +165,8 @@ class _Proving:
         before, number = self._newest, record.number
         expected = before.number + 1 if before else 1
         if number != expected:
-            seqs = f"seq {(before.seq if before else 0) + 1} to {record.above}"
-            self._findings.append(f"cuts {expected} to {number - 1} ({seqs}) are missing")
+            lost = f"seq {(before.seq if before else 0) + 1} to {record.above}"
+            self._findings.append(f"cuts {expected} to {number - 1} ({lost}) are missing")
         elif record.previous != self._digest:
             self._say(record, "does not continue the cut before it")
         elif record.above != (before.seq if before else 0):

@@ -93,7 +93,8 @@ def as_parquet(rows: pa.Table) -> bytes:
         write_page_checksum=True,
     ) as writer:
         writer.write_table(rows, row_group_size=_GROUP_ROWS)
-    return to.getvalue().to_pybytes()
+    data: bytes = to.getvalue().to_pybytes()
+    return data
 
 
 def removed(add: dict[str, Any]) -> Action:

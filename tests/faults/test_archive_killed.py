@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 from cdc import failpoints
 from cdc.playground.servers import spark as files
 from lockstep.jobs.archiving import proving, running
+from lockstep.jobs.archiving.upkeep import Upkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
@@ -56,9 +58,5 @@ def test_a_job_killed_at_any_step_archives_every_record_once(
 
 def plain(archived: Archived) -> None:
     """Archive without joining files."""
-    archived.config = archived.pipeline.config
-    upkeep, running.Upkeep.tick = running.Upkeep.tick, lambda *_: None  # type: ignore[method-assign]
-    try:
+    with patch.object(Upkeep, "tick"):
         archived.reach()
-    finally:
-        running.Upkeep.tick = upkeep  # type: ignore[method-assign]

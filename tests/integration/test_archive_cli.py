@@ -17,7 +17,7 @@ _SECONDS = 120
 
 def cdc(made: PipelineUnderTest, *arguments: str) -> tuple[int, Any]:
     """Run a command with --json; return its exit code and what it printed."""
-    command = [sys.executable, "-m", "cdc", *arguments, "--json"]
+    command = [str(Path(sys.executable).with_name("cdc")), *arguments, "--json"]
     done = subprocess.run(
         command,
         env={"PATH": "/usr/bin:/bin", "LOCKSTEP_CONFIG": str(made.config_file)},

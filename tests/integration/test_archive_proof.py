@@ -91,7 +91,7 @@ def altered(path: Path, copy: Path, chance: Random) -> str:
             text = bytearray(file.read_bytes())
             text[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
             file.write_bytes(bytes(text))
-    return file.name
+    return str(file.name)
 
 
 def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
