@@ -75,15 +75,13 @@ def prove(
     from lockstep.jobs.archiving import proving  # noqa: PLC0415 - as above
     from lockstep.jobs.archiving.running import opened  # noqa: PLC0415 - as above
 
-    live = None if offline else topics.prove(config, lsn)
-    kept = proving.prove(config, opened(config), lsn) if config.archive.path else None
+    kept = proving.prove(config, opened(config), lsn, chain) if config.archive.path else None
+    known = topics.Known(kept.chains if kept else {}, chain)
+    live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
-    if live and kept:
-        findings += proving.disagreements(live.chains, kept.chains)
-    ends = [each.chain for each in (live, kept) if each is not None]
-    if chain is not None and chain not in ends:
-        findings.append(f"the chain up to there is {' and '.join(ends)}, not {chain}")
+    if chain is not None and not any(each.anchored for each in (live, kept) if each):
+        findings.append(f"no frontier up to there has the chain {chain}")
     if as_json:
         print_json({"complete": not findings, "findings": findings, **_proofs(live, kept)})
     else:

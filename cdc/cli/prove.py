@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.option("--lsn", metavar="LSN", help="Only up to this LSN, such as 0/16E9088.")
 @click.option("--offline", is_flag=True, help="Read the archive alone: no broker is needed.")
 @click.option(
-    "--chain", metavar="CHAIN", help="The chain that the last frontier must have, as noted before."
+    "--chain",
+    metavar="CHAIN",
+    help="A chain that was noted before: one of the frontiers must have it.",
 )
 @as_json
 def prove(

@@ -7,6 +7,7 @@ partition. What retention has deleted can't be compared: it is only named.
 from __future__ import annotations
 
 from contextlib import closing
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import GapError
@@ -16,7 +17,7 @@ from cdc.log.ranges import RangeReader
 from cdc.verify.digests import CutCheck, FrontierChain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
     from cdc.events import LSN
@@ -40,18 +41,25 @@ class TopicsProof(NamedTuple):
     events: int
     undigested: int  # events whose frontiers have no digests
     findings: tuple[str, ...]
-    chains: dict[int, str]  # by the frontier's seq, the newest of each
+    anchored: bool  # whether a frontier has the chain that was looked for
 
 
-def prove(config: Config, upto: LSN | None = None) -> TopicsProof:
+class Known(NamedTuple):
+    """What is known of the chain: by LSN and seq of some frontiers, and one to look for."""
+
+    chains: Mapping[tuple[LSN, int], str] = MappingProxyType({})
+    anchor: str | None = None
+
+
+def prove(config: Config, upto: LSN | None = None, known: Known | None = None) -> TopicsProof:
     """Read and compare everything up to an LSN, or to the newest frontier."""
     with closing(RangeReader(config)) as reader:
-        return _Proving(config, reader, upto).run()
+        return _Proving(config, reader, upto, known or Known()).run()
 
 
 class _Proving:
-    def __init__(self, config: Config, reader: RangeReader, upto: LSN | None) -> None:
-        self._config, self._reader, self._upto = config, reader, upto
+    def __init__(self, config: Config, reader: RangeReader, upto: LSN | None, known: Known) -> None:
+        self._config, self._reader, self._upto, self._known = config, reader, upto, known
         self._topic = names.frontier_topic(config.prefix)
         self._ends: dict[Partition, int] = {}
         self._chain = FrontierChain()
@@ -59,7 +67,7 @@ class _Proving:
         self._from: int | None = None
         self._last: FrontierRecord | None = None
         self._events = self._undigested = 0
-        self._chains: dict[int, str] = {}
+        self._anchored = False
 
     def run(self) -> TopicsProof:
         batch: list[FrontierRecord] = []
@@ -80,7 +88,7 @@ class _Proving:
             self._events,
             self._undigested,
             tuple(self._findings[:MOST_FINDINGS]),
-            self._chains,
+            self._anchored,
         )
 
     def _frontiers(self) -> Iterator[FrontierRecord]:
@@ -103,8 +111,15 @@ class _Proving:
                         for each in found
                     ]
                     self._last = record
-                    self._chains[record.seq] = record.chain
+                    self._compare_chain(record)
                     yield record
+
+    def _compare_chain(self, record: FrontierRecord) -> None:
+        self._anchored |= record.chain == self._known.anchor
+        expected = self._known.chains.get((record.lsn, record.seq), record.chain)
+        if expected != record.chain:
+            at = f"the frontier {record.lsn} (seq {record.seq})"
+            self._findings.append(f"{at} has another chain than in the archive")
 
     def _compare(self, batch: list[FrontierRecord]) -> None:
         """Compare the records between the frontier before the batch and its last one."""

@@ -25,7 +25,7 @@ from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered
 from lockstep.jobs.archiving.table import CHECKPOINT, HINT, check_commits, stated_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
+# Cuts whose chains are kept, for the comparison with the topics.
+_CHAINS: Final = 100_000
 
 
 class Proof(NamedTuple):
@@ -52,40 +54,42 @@ class Proof(NamedTuple):
     chain: str  # of the log's frontiers
     digest: str  # of the newest cut record
     findings: tuple[str, ...]
-    chains: dict[int, str]  # by the frontier's seq, the newest of each
+    anchored: bool  # whether a frontier has the chain that was looked for
+    chains: dict[tuple[LSN, int], str]  # of the frontiers that end the newest cuts
 
 
-def prove(config: Config, archive: Archive, upto: LSN | None = None) -> Proof:
-    """Recompute everything up to an LSN, or all. Raises ConfigError if there is no archive."""
-    proving = _Proving(config, archive, upto)
+def prove(
+    config: Config, archive: Archive, upto: LSN | None = None, anchor: str | None = None
+) -> Proof:
+    """Recompute everything up to an LSN, or all; look for a frontier with the chain `anchor`.
+
+    Raises ConfigError if there is no archive.
+    """
+    proving = _Proving(config, archive, upto, anchor)
     proving.run()
     return proving.proof()
 
 
-def disagreements(live: Mapping[int, str], kept: Mapping[int, str]) -> list[str]:
-    """Return the first frontier at which log and archive have other chains."""
-    for seq in sorted(live.keys() & kept.keys()):
-        if live[seq] != kept[seq]:
-            return [f"log and archive have other chains at the frontier of seq {seq}"]
-    return []
-
-
 class _Proving:
-    def __init__(self, config: Config, archive: Archive, upto: LSN | None) -> None:
-        self._config, self._archive, self._upto = config, archive, upto
+    def __init__(
+        self, config: Config, archive: Archive, upto: LSN | None, anchor: str | None
+    ) -> None:
+        self._config, self._archive, self._upto, self._anchor = config, archive, upto, anchor
         self._findings: list[str] = []
         self._cuts = self._events = self._records = self._erased = self._undigested = 0
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
-        self._chains: dict[int, str] = {}
+        self._last: FrontierRecord | None = None  # not above `upto`
+        self._anchored = False
+        self._chains: dict[tuple[LSN, int], str] = {}
 
     def proof(self) -> Proof:
-        newest = self._newest
+        last = self._last
         return Proof(
             self._cuts, self._events, self._records, self._erased, self._undigested,
-            newest.seq if newest else 0, newest.lsn if newest else "0/0", self._chain.chain,
-            self._digest, tuple(self._findings), self._chains,
+            last.seq if last else 0, str(last.lsn) if last else "0/0", last.chain if last else "",
+            self._digest, tuple(self._findings), self._anchored, self._chains,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -95,9 +99,9 @@ class _Proving:
         sound = [place for place in places if self._is_sound(place)]
         stored = Stored(self._archive.files, sound)
         for record, value in self._cut_records(stored):
-            if self._upto is not None and LSN.parse(record.lsn) > self._upto:
-                break
             self._cut(stored, record, value)
+            if self._upto is not None and LSN.parse(record.lsn) >= self._upto:
+                return
         self._expect_end()
 
     # -- Delta's log, and the files ----------------------------------------------------------------
@@ -189,8 +193,27 @@ class _Proving:
 
     def _frontiers(self, stored: Stored, record: CutRecord) -> list[FrontierRecord]:
         """Return the cut's frontier records, each after its place in the chain was checked."""
-        topic = names.frontier_topic(self._config.prefix)
         found = []
+        for frontier in self._decoded(stored, record):
+            for each in self._chain.add(frontier):
+                what = f"the frontier {frontier.lsn} (seq {frontier.seq}) {each.what}"
+                self._say(record, what)
+            self._anchored |= frontier.chain == self._anchor
+            if self._upto is None or frontier.lsn <= self._upto:
+                self._last = frontier
+            if frontier.digests is None:
+                self._undigested += sum(events for *_, events in frontier.partitions)
+            found.append(frontier)
+        if not found or found[-1].chain != record.chain or found[-1].seq != record.seq:
+            self._say(record, "does not hold the frontier that it states")
+        if found:
+            self._chains[found[-1].lsn, found[-1].seq] = found[-1].chain
+            if len(self._chains) > _CHAINS:
+                del self._chains[next(iter(self._chains))]
+        return found
+
+    def _decoded(self, stored: Stored, record: CutRecord) -> Iterator[FrontierRecord]:
+        topic = names.frontier_topic(self._config.prefix)
         for rows in stored.span(record.number, topic, 0):
             for value in rows["value"].to_pylist():
                 try:
@@ -198,18 +221,8 @@ class _Proving:
                 except CDCError:
                     self._say(record, "has a frontier record that can't be read")
                     continue
-                if frontier.pipeline != record.pipeline:
-                    continue
-                for each in self._chain.add(frontier):
-                    what = f"the frontier {frontier.lsn} (seq {frontier.seq}) {each.what}"
-                    self._say(record, what)
-                self._chains[frontier.seq] = frontier.chain
-                found.append(frontier)
-                if frontier.digests is None:
-                    self._undigested += sum(events for *_, events in frontier.partitions)
-        if not found or found[-1].chain != record.chain or found[-1].seq != record.seq:
-            self._say(record, "does not hold the frontier that it states")
-        return found
+                if frontier.pipeline == record.pipeline:
+                    yield frontier
 
     def _span(
         self, stored: Stored, record: CutRecord, span: Span, check: SpanCheck, seqs: list[int]
@@ -256,7 +269,8 @@ class _Proving:
     def _expect_end(self) -> None:
         """Check that the newest cut is the one that the newest commit states."""
         if self._upto is not None:
-            return
+            at = self._newest.lsn if self._newest else "0/0"
+            self._findings.append(f"the archive ends at {at}, before {self._upto}")
         try:
             stated = self._archive.position().newest
         except (CDCError, msgspec.MsgspecError):

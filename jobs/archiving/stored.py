@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lockstep.jobs.archiving import layout
@@ -131,10 +132,21 @@ def is_unaltered(files: Files, place: Place) -> bool | None:
 def sorted_rows(data: bytes) -> tuple[pa.Table, dict[Key, tuple[int, int]]]:
     """Return a file's rows, sorted, and where each span is: its first row and its length."""
     table = pq.read_table(pa.BufferReader(data)).cast(layout.SCHEMA).sort_by(_SORTED)
-    counts = table.select(list(_GROUPED)).group_by(list(_GROUPED), use_threads=False)
-    index, at = {}, 0
-    for row in counts.aggregate([([], "count_all")]).to_pylist():
-        many = row["count_all"]
-        index[row["cut"], row["topic"], row["partition"]] = (at, many)
-        at += many
+    index: dict[Key, tuple[int, int]] = {}
+    starts = _starts(table)
+    for start, end in zip(starts, [*starts[1:], table.num_rows], strict=True):
+        key = tuple(table[name][start].as_py() for name in _GROUPED)
+        assert key not in index, "sorted rows of a span are next to each other"
+        index[key] = (start, end - start)
     return table, index
+
+
+def _starts(table: pa.Table) -> list[int]:
+    """Return where spans begin in sorted rows."""
+    if not table.num_rows:
+        return []
+    changed = pa.array([False] * (table.num_rows - 1))
+    for name in _GROUPED:
+        column = table[name].combine_chunks()
+        changed = pc.or_(changed, pc.not_equal(column[1:], column[:-1]))
+    return [0, *(at + 1 for at in pc.indices_nonzero(changed).to_pylist())]

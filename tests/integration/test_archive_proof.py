@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from cdc.config import Config
+from cdc.events import LSN
 from cdc.verify import topics
 from lockstep.jobs.archiving import proving, table, upkeep
 from lockstep.jobs.archiving.table import Archive
@@ -103,10 +104,14 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
     assert position.newest is not None
     assert (proof.cuts, proof.seq) == (position.newest.number, position.applied.seq)
     assert (proof.events, proof.undigested, proof.erased) == (proof.seq, 0, 0)
-    live = topics.prove(kept.config)
+    live = topics.prove(kept.config, known=topics.Known(proof.chains, proof.chain))
     assert not live.findings
-    assert (live.seq_from, live.events, live.chain) == (1, live.seq, live.chains[live.seq])
-    assert proof.chain == live.chains[proof.seq]
+    assert (live.seq_from, live.events, live.anchored) == (1, live.seq, True)
+    assert len(proof.chains) == proof.cuts
+    first, *_ = proof.chains
+    other = topics.prove(kept.config, known=topics.Known({first: "x"}, "x"))
+    assert not other.anchored
+    assert len(other.findings) == 1, other.findings
     chance = Random(15)
     for number in range(ALTERATIONS):
         copy = tmp_path / f"copy-{number}"
@@ -114,6 +119,14 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
         found = kept.proof(copy).findings
         assert any(name in each for each in found), (name, found)
         shutil.rmtree(copy)
+    upto = [lsn for lsn, _ in proof.chains][2]
+    part = proving.prove(kept.config, Archive(str(kept.path), {}, kept.config.pipeline), upto)
+    assert (part.findings, part.cuts, part.lsn) == ((), 3, str(upto))
+    beyond = LSN(position.applied.lsn + 1)
+    found = proving.prove(
+        kept.config, Archive(str(kept.path), {}, kept.config.pipeline), beyond
+    ).findings
+    assert found == (f"the archive ends at {position.applied.lsn}, before {beyond}",)
     # A cut of which a file is missing is named, with partitions, offsets and seqs.
     copy = tmp_path / "copy"
     shutil.copytree(kept.path, copy)
