@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdc.log.records import FrontierRecord
 
@@ -44,13 +44,14 @@ class ChunkHash:
     def __init__(self) -> None:
         self._hash = sha256()
 
+    def update(self, data: memoryview) -> None:
+        """Add records after those added before, as `encode` returns them."""
+        self._hash.update(data)
+
     def add(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Add records after those added before: with `key` and `value`, in this order."""
-        # The encoder writes them in one call, a fifth of the time that the digest takes.
-        for at in range(0, len(messages), _PIECE):
-            piece = messages[at : at + _PIECE]
-            header = 1 if len(piece) < _SHORT else 3  # of the list
-            self._hash.update(memoryview(_encoder.encode(piece))[header:])
+        """Add records after those added before."""
+        for data in encode(messages):
+            self._hash.update(data)
 
     def add_columns(self, keys: Iterable[bytes | None], values: Iterable[bytes | None]) -> None:
         """Add records by their keys and values."""
@@ -59,6 +60,14 @@ class ChunkHash:
     def digest(self) -> bytes:
         """Return the chunk's digest."""
         return self._hash.digest()
+
+
+def encode(messages: Sequence[Mapping[str, Any]]) -> Iterator[memoryview]:
+    """Yield the bytes of records that have `key` and `value`, in this order, and nothing else."""
+    for at in range(0, len(messages), _PIECE):
+        piece = messages[at : at + _PIECE]
+        header = 1 if len(piece) < _SHORT else 3  # of the list
+        yield memoryview(_encoder.encode(piece))[header:]
 
 
 def fold(digest: bytes, chunk: bytes) -> bytes:

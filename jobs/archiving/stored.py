@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from hashlib import sha256
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -133,8 +134,7 @@ def sorted_rows(data: bytes) -> tuple[pa.Table, dict[Key, tuple[int, int]]]:
     """Return a file's rows, sorted, and where each span is: its first row and its length."""
     table = pq.read_table(pa.BufferReader(data)).cast(layout.SCHEMA).sort_by(_SORTED)
     index: dict[Key, tuple[int, int]] = {}
-    starts = _starts(table)
-    for start, end in zip(starts, [*starts[1:], table.num_rows], strict=True):
+    for start, end in pairwise([*_starts(table), table.num_rows]):
         key = tuple(table[name][start].as_py() for name in _GROUPED)
         assert key not in index, "sorted rows of a span are next to each other"
         index[key] = (start, end - start)
@@ -145,7 +145,7 @@ def _starts(table: pa.Table) -> list[int]:
     """Return where spans begin in sorted rows."""
     if not table.num_rows:
         return []
-    changed = pa.array([False] * (table.num_rows - 1))
+    changed = pa.array([False] * (table.num_rows - 1), pa.bool_())
     for name in _GROUPED:
         column = table[name].combine_chunks()
         changed = pc.or_(changed, pc.not_equal(column[1:], column[:-1]))
