@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Final
 from cdc.log.digests import ChunkHash, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
-
-    from cdc.log.batch import Message
 
 # What takes as long to hash as to hand over to the thread.
 _SMALL_BYTES: Final = 32 << 10
@@ -33,7 +31,7 @@ class Hashing:
         self._running: Future[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
 
-    def add(self, to: ChunkHash, messages: Sequence[Message]) -> None:
+    def add(self, to: ChunkHash, messages: Sequence[Mapping[str, object]]) -> None:
         """Add records to a digest, after those added to it before."""
         for data in encode(messages):
             self._added.append((to, data))

@@ -125,7 +125,7 @@ class Large:
             failpoints.reach("follow_read")
             versions = [each for counted in tables.values() for each in counted.versions]
             self._sink.begin(cut.seq, versions)
-            failpoints.reach("follow_begun")
+            failpoints.reach("follow_started")
             by_key = self._write_by_key(cut, parts, tables)
             left = [part for part in parts if part.topic not in by_key]
             plain = [part for part in left if not tables[part.topic].in_order]
@@ -288,7 +288,7 @@ class Large:
         )
         rows = ((row.key, row.value) for row in events.toLocalIterator())
         records = ((key and bytes(key), bytes(value)) for key, value in rows)
-        for piece in pieces(records, whole=True):
+        for piece in pieces(records, complete=True):
             table = self._applying.reduce(
                 topic,
                 [piece],

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from cdc import failpoints
-from cdc.playground.servers import spark as files
+from cdc.runtime import spark as files
 from lockstep.jobs.archiving import proving, running
 from lockstep.jobs.archiving.upkeep import Upkeep
 from tests.fixtures.archived import Archived
