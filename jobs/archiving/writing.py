@@ -24,7 +24,7 @@ SHA256: Final = "lockstep.sha256"  # the tag of a file's digest
 FILE_SUFFIX: Final = ".zstd.parquet"
 # The size of a file's rows in memory; some eighth of it as Parquet.
 _FILE_BYTES: Final = 128 << 20
-# Readers of one key decompress whole pages.
+# Readers of one key decompress complete pages.
 _PAGE_BYTES: Final = 256 << 10
 _GROUP_ROWS: Final = 100_000
 _NAMES: Final = ["topic", "op", "cut", "partition", "commit_lsn", "committed_at"]

@@ -71,13 +71,13 @@ def altered(path: Path, copy: Path, chance: Random) -> str:
         for each in sorted(copy.glob("_delta_log/*.json"))
         for name in re.findall(r'"add":\{"path":"([^"]+)"', each.read_text())
     }
-    gone = {
+    removed = {
         name
         for each in copy.glob("_delta_log/*.json")
         for name in re.findall(r'"remove":\{"path":"([^"]+)"', each.read_text())
     }
     files = sorted([copy / "_delta_log" / name for name in named])
-    data = sorted(copy / name for name in live - gone)
+    data = sorted(copy / name for name in live - removed)
     match chance.choice(["bit", "bit", "bit", "drop", "swap"]):
         case "drop":
             file = chance.choice([*data, checkpoint])

@@ -39,7 +39,7 @@ def found(
     return [(each.severity, each.what) for each in check_archive(config, facts)]
 
 
-def behind(hours: float) -> Unapplied:
+def lagging(hours: float) -> Unapplied:
     return Unapplied(int((NOW - hours * 3_600) * 1e6))
 
 
@@ -48,9 +48,9 @@ def behind(hours: float) -> Unapplied:
     [
         (Unapplied(), 168.0, Severity.NOTE, "as low as 12 (it is 168)"),
         (Unapplied(), -1.0, Severity.NOTE, "as low as 12 (it is for ever)"),
-        (behind(10), 168.0, Severity.NOTE, "as low as 40"),
-        (behind(50), 168.0, Severity.WARNING, "keeps the log for 168 hours"),
-        (behind(1), 12.0, Severity.OK, "keeps the log for 12 hours"),
+        (lagging(10), 168.0, Severity.NOTE, "as low as 40"),
+        (lagging(50), 168.0, Severity.WARNING, "keeps the log for 168 hours"),
+        (lagging(1), 12.0, Severity.OK, "keeps the log for 12 hours"),
     ],
 )
 def test_retention_may_be_short_if_the_archive_keeps_up(

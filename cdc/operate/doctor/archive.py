@@ -63,16 +63,16 @@ def _retention(config: Config, facts: ArchiveFacts, unapplied: Unapplied) -> Ite
     lag = 0.0 if since is None else max(0.0, facts.now - since / 1e6)
     kept = config.log.retention_hours
     needed = max(_LEAST_HOURS, _TIMES * (lag + config.archive.every_seconds) / _HOUR)
-    behind = f"the log has held for {duration(lag)} what is not archived"
+    waiting = f"the log has held for {duration(lag)} what is not archived"
     if kept < 0 or kept > needed:
         has = "for ever" if kept < 0 else f"{kept:g}"
         what = (
-            f"{behind}: log.retention_hours may be as low as {needed:.0f} (it is {has}), if no"
+            f"{waiting}: log.retention_hours may be as low as {needed:.0f} (it is {has}), if no"
             " follower is ever down for longer"
         )
         yield note("archive_retention", what)
     elif lag / _HOUR > kept / _TIMES:
-        what = f"{behind}, and Kafka keeps the log for {kept:g} hours"
+        what = f"{waiting}, and Kafka keeps the log for {kept:g} hours"
         yield warning("archive_retention", what, f"log.retention_hours: {needed:.0f}, `cdc setup`")
     else:
-        yield ok("archive_retention", f"{behind}; Kafka keeps the log for {kept:g} hours")
+        yield ok("archive_retention", f"{waiting}; Kafka keeps the log for {kept:g} hours")
