@@ -66,6 +66,14 @@ REBUILD_NAMES: Final = (
     "rebuild_switching",  # the coming switch is reported, readers see the old one
     "rebuild_switched",  # readers see it, not reported yet
 )
+# In the archive's job, in the order a cut passes them.
+ARCHIVE_NAMES: Final = (
+    "archive_opened",  # the table has returned its position
+    "archive_cut",  # the cut is known
+    "archive_written",  # its files are written, no commit names them
+    "archive_committed",
+    "archive_joined",  # joined files are written, no commit names them
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

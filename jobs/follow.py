@@ -125,7 +125,7 @@ def follow(
     runs = [_run(spark, config, path, name, until, folder) for name in names]
     stopping.is_starting = False
     printer = ProgressPrinter(runs, lines)
-    _await(runs, stopping.requested, lines)
+    run_all(runs, stopping.requested, lines)
     printer.close()
     with suppress(Exception):  # it did not start, or the JVM may have received the same signal
         spark.session.result(0).stop()
@@ -133,7 +133,7 @@ def follow(
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
 
 
-def _await(runs: list[Run], stop: threading.Event, lines: Lines) -> None:
+def run_all(runs: list[Run], stop: threading.Event, lines: Lines) -> None:
     """Run them until all have ended, or until asked to stop."""
     threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
     for thread in threads:

@@ -77,13 +77,16 @@ def need(what: str, config: Config, followers: Iterable[str]) -> None:
     extras.require(what, "spark", *stores, but=("pyspark",) if _spark_submit() else ())
 
 
-def become(job: str, given: list[str]) -> NoReturn:
-    """Replace this process by one of our jobs, with our configuration and these arguments."""
+def become(job: str, given: list[str], *command: str, spark: bool = True) -> NoReturn:
+    """Replace this process by one of our jobs, with our configuration and these arguments.
+
+    `command` is one of the job's commands; without `spark` it needs no session.
+    """
     from cdc.runtime import spark as files  # noqa: PLC0415 - not for --help
 
     path = Path(click.get_current_context().params["config_path"]).absolute()
-    script, submit = str(files.job(job)), _spark_submit()
-    given = ["--config", str(path), *given]
+    script, submit = str(files.job(job)), _spark_submit() if spark else None
+    given = [*command, "--config", str(path), *given]
     sys.stdout.flush()
     if submit is None:
         os.execv(sys.executable, [sys.executable, script, *given])  # noqa: S606 - our own job

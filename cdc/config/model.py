@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from cdc.config.archive import Archive
 from cdc.config.followers import Follower
 from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
@@ -342,6 +343,7 @@ class Config(Section, frozen=True, kw_only=True):
     control: Control = Control()
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
+    archive: Archive = Archive()
     migrations: Migrations = Migrations()
     batch: BatchLimits = BatchLimits()
     http: Http = Http()

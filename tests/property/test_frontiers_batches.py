@@ -92,7 +92,7 @@ def test_frontiers_count_every_event_once_and_lie_on_boundaries(seed: int, steps
             end_lsn=schema.end_lsn if is_open else lsn,
             is_open=is_open,
             seq=seq,
-            pending=frontiers.add(events),
+            pending=frontiers.add(events, dict.fromkeys(events, bytes(32)), seq).pending,
         )
         if chance.random() < 0.2:  # the commit fails: its session ends, and the log has none of it
             pending = [(topic, number) for topic, number, _ in log.resume.pending]
