@@ -218,6 +218,23 @@ def test_no_modules_import_in_a_circle() -> None:
         walk(name, ())
 
 
+def test_the_path_of_one_update_names_functions_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    steps = re.findall(r"^\d+\. `(?:(\w+)\.)?(\w+)` in `([\w/.]+)`", text, re.MULTILINE)
+    assert 0 < len(steps) <= 25
+    missing = []
+    for kind, function, file in steps:
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        inside = [
+            node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == kind
+        ]
+        found = inside[0] if inside else tree
+        functions = {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
+        if bool(kind) != bool(inside) or function not in functions:
+            missing.append(f"{kind}.{function} in {file}")
+    assert missing == []
+
+
 def test_no_file_names_a_persons_home() -> None:
     """Such a path exists on one machine only."""
     home = re.compile(rb"/(?:home|Users)/[a-z]|/root/")
