@@ -139,8 +139,8 @@ def test_a_store_that_lost_a_part_keeps_the_rest_until_all_of_it_is_there_again(
             assert run.error is not None
             assert "does not have all rows" in run.error.what
             assert "start `cdc run`" in run.error.hint
-            described = read(stores.pipeline.config)[run.name]
-            assert (described.lsn, bool(described.had_lsn)) == (0, True)
+            reported = read(stores.pipeline.config)[run.name]
+            assert (reported.lsn, bool(reported.had_lsn)) == (0, True)
         found = stores.users()
         if not (stores.lake / "_frontiers").exists():
             del before["mirror"], found["mirror"]  # its tables exist, but without a frontier

@@ -193,7 +193,7 @@ def look(config: Config) -> None:
 
 
 @pytest.mark.parametrize("left_out", _RIGHTS, ids=str)
-def test_without_any_one_of_its_rights_a_principal_is_reported_which(
+def test_a_principal_without_one_of_its_rights_learns_which(
     left_out: Right, guarded: Guarded, tmp_path: Path
 ) -> None:
     if left_out.user != USER:
