@@ -11,6 +11,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # The modules that may use a client. All others call these, which also translate the client's
 # errors; adding a module to a line is a decision, with its reason.
@@ -54,6 +56,9 @@ ROOMS = (
     *("publication", "sequence", "snapshot.incremental", "snapshot.initial", "verify", "operate"),
     *("operate.doctor", "operate.commands", "daemon", "client", "playground", "cli"),
 )
+# The same of `sinks` and `jobs`; their modules in no room are below and above them.
+SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
+JOB_ROOMS = ("cuts", "spark", "copying", "documents", "apply", "generations")
 # Pure modules, and what they may import at run time.
 PURE = {
     "cdc.events": set[str](),
@@ -167,6 +172,30 @@ def test_a_room_imports_only_the_rooms_below_it() -> None:
         for name in inside
         for found in sorted(imports(name, types_too=False))
         if found.startswith("cdc.") and ROOMS.index(room(found)) > ROOMS.index(room(name))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("package", "rooms"),
+    [
+        ("lockstep.sinks", ("", *SINK_ROOMS)),
+        ("lockstep.jobs", (*JOB_ROOMS, "")),
+    ],
+)
+def test_a_room_of_stores_or_jobs_imports_only_the_rooms_below_it(
+    package: str, rooms: tuple[str, ...]
+) -> None:
+    def at(module: str) -> int:
+        inside = module.removeprefix(f"{package}.").split(".")[0]
+        return rooms.index(inside if (ROOT / package.split(".")[1] / inside).is_dir() else "")
+
+    modules = [name for name in MODULES if name.startswith(f"{package}.")]
+    assert {rooms[at(name)] for name in modules} == set(rooms)
+    assert [
+        f"{name} imports {found}"
+        for name in modules
+        for found in sorted(imports(name, types_too=True))
+        if found.startswith(f"{package}.") and at(found) > at(name)
     ] == []
 
 
