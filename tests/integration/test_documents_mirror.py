@@ -25,9 +25,9 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
 from lockstep.conformance.memory import STORES, MemorySink
+from lockstep.jobs.apply import following_documents as following
+from lockstep.jobs.apply.following_documents import DocumentsFollowing, apply
 from lockstep.jobs.apply.running import Run
-from lockstep.jobs.documents import following
-from lockstep.jobs.documents.following import DocumentsFollowing, apply
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from lockstep.sinks.delta.settings import Settings
