@@ -120,7 +120,7 @@ def apply(
     sink.begin(applied.seq, [kind.version for kind in mirror.kinds(applied)], above)
     first = mirror.builds(cut) if spark is not None and sink.parallel else None
     if spark is not None and first is not None and first[1] >= _EXECUTORS_FROM_BYTES:
-        from lockstep.jobs.documents import building  # noqa: PLC0415 - pyspark takes a second to import
+        from lockstep.jobs.apply import building_documents as building  # noqa: PLC0415 - pyspark takes a second to import
 
         new = building.build(spark(), first[0], sink, first[1])
     else:
