@@ -19,6 +19,8 @@ from cdc.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from psycopg.rows import TupleRow
+
     from cdc.source.connection import Connection
 
 # Publications have row filters.
@@ -37,18 +39,17 @@ SELECT r.prrelid::bigint, {_MARK} FROM pg_publication_rel r
 JOIN pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = %s AND r.prrelid = ANY(%s::oid[]) AND r.prqual IS NOT NULL
 """  # noqa: S608 - our own rule
-_TEXT: Final = """
-SELECT pg_get_expr(r.prqual, r.prrelid) FROM pg_publication_rel r
+_TEXTS: Final = """
+SELECT r.prrelid::bigint, pg_get_expr(r.prqual, r.prrelid) FROM pg_publication_rel r
 JOIN pg_publication p ON p.oid = r.prpubid
-WHERE p.pubname = %s AND r.prrelid = %s AND r.prqual IS NOT NULL
+WHERE p.pubname = %s AND r.prrelid = ANY(%s::oid[]) AND r.prqual IS NOT NULL
 """
-# Who holds the lock that no other session gets meanwhile.
+# Which of the tables no other session may read now, and who holds the lock.
 _HOLDERS: Final = """
-SELECT one.oid::regclass::text,
-       (SELECT string_agg(DISTINCT l.pid::text, ', ') FROM pg_locks l WHERE l.relation = one.oid
-        AND l.mode = 'AccessExclusiveLock' AND l.granted
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-FROM (SELECT %s::oid) one
+SELECT l.relation::regclass::text, l.pid FROM pg_locks l
+WHERE l.relation = ANY(%s::oid[]) AND l.mode = 'AccessExclusiveLock' AND l.granted
+AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ORDER BY 1 LIMIT 1
 """
 # How long the stream waits for a table's lock before it reports which one.
 _LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout = '30s'"
@@ -74,32 +75,35 @@ def read_filters(
     """
     if connection.info.server_version < FILTERS_SINCE:
         return {}
-    marks = connection.execute(_MARKS.encode(), (publication, list(relations))).fetchall()
-    found = {}
-    for oid, mark in marks:
-        before = known.get(oid) if known else None
-        if before is not None and before.mark == mark:
-            found[oid] = before
-        elif text := _text(connection, publication, oid, limited=known is not None):
-            found[oid] = RowFilter(mark, text)
+    rows = connection.execute(_MARKS.encode(), (publication, list(relations))).fetchall()
+    marked: dict[int, str] = dict(rows)
+    found = {oid: each for oid, each in (known or {}).items() if each.mark == marked.get(oid)}
+    unknown = [oid for oid in marked if oid not in found]
+    if unknown:
+        # A filter that is dropped meanwhile has no text.
+        texts = dict(_texts(connection, publication, unknown, limited=known is not None))
+        found |= {oid: RowFilter(mark, texts[oid]) for oid, mark in marked.items() if oid in texts}
     return found
 
 
-def _text(connection: Connection, publication: str, oid: int, *, limited: bool) -> str | None:
-    """Return a filter's text; None if the table or its filter is dropped meanwhile."""
+def _texts(
+    connection: Connection, publication: str, relations: list[int], *, limited: bool
+) -> list[TupleRow]:
     if not limited:
-        row = connection.execute(_TEXT, (publication, oid)).fetchone()
-        return row and row[0]
+        return connection.execute(_TEXTS, (publication, relations)).fetchall()
     try:
         with connection.transaction():
             connection.execute(_LOCK_TIMEOUT)
-            row = connection.execute(_TEXT, (publication, oid)).fetchone()
+            return connection.execute(_TEXTS, (publication, relations)).fetchall()
     except psycopg.errors.LockNotAvailable as error:
-        holders = connection.execute(_HOLDERS, (oid,)).fetchone()
-        table, pids = holders or (oid, None)
+        holder = connection.execute(_HOLDERS, (relations,)).fetchone()
+        who = (
+            f"{holder[0]} is locked exclusively by process {holder[1]}"
+            if holder
+            else f"one of {len(relations)} tables is locked exclusively"
+        )
         raise UnavailableError(
-            f"{table} is locked exclusively{f' by process {pids}' if pids else ''}, and its row"
-            " filter, which the log does not know yet, can't be read until that ends",
+            f"{who}, and its row filter, which the log does not know yet, can't be read until that"
+            " ends",
             hint="pg_stat_activity shows what it does; the daemon tries again by itself",
         ) from error
-    return row and row[0]
