@@ -237,7 +237,8 @@ def _narrowed(old: PinnedPublication, new: PinnedPublication, was: str, table: s
     before, now = old.narrowed.get(was, _ALL), new.narrowed.get(table, _ALL)
     (columns_before, filter_before), (columns, row_filter) = before, now
     # Records of older versions have a filter's text, which can't be compared with a hash.
-    comparable = None in (filter_before, row_filter) or filter_before[:1] == row_filter[:1]
+    texts = [not each.startswith("#") for each in (filter_before, row_filter) if each is not None]
+    comparable = len(set(texts)) <= 1
     another = filter_before != row_filter and comparable
     if columns == columns_before and not another:
         return ""

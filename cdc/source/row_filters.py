@@ -81,7 +81,9 @@ def read_filters(
     unknown = [oid for oid in marked if oid not in found]
     if unknown:
         # A filter that is dropped meanwhile has no text.
-        texts = dict(_texts(connection, publication, unknown, limited=known is not None))
+        texts: dict[int, str] = dict(
+            _texts(connection, publication, unknown, limited=known is not None)
+        )
         found |= {oid: RowFilter(mark, texts[oid]) for oid, mark in marked.items() if oid in texts}
     return found
 

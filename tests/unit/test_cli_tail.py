@@ -16,7 +16,7 @@ from cdc.events import LSN
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock, `now`, and a log that ends at seq 41."""
     clock = SimpleNamespace(now=1_000.0)
-    monkeypatch.setattr(tail.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr("cdc.cli.tail.time.monotonic", lambda: clock.now)
     at_us = time.time_ns() // 1_000
     position = SimpleNamespace(end_lsn=LSN(0x16E9088), seq=41, at_us=at_us)
     monkeypatch.setattr("cdc.log.reader.read_resume", lambda _: (None, position))
