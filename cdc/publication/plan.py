@@ -308,7 +308,7 @@ def _refusal(connection: Connection, member: PlannedTable, only: tuple[str, ...]
             ),
             binary=True,  # by the extended protocol: one statement
         )
-    except psycopg.errors.InsufficientPrivilege:
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
         return None  # unknown here; Postgres reports it when the publication is created
     except psycopg.Error as error:
         if error.sqlstate and error.sqlstate[:2] in {"42", "22", "0A"}:

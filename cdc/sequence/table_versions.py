@@ -32,6 +32,7 @@ from cdc.source.lookups import (
     look_up,
     look_up_column_numbers,
 )
+from cdc.source.row_filters import RowFilter
 
 if TYPE_CHECKING:
     from cdc.config import Config, TableSelection
@@ -187,7 +188,12 @@ class TableVersions:
             others = upcoming.relations() if upcoming else []
             relations = {each.relation_id: each for each in (*others, relation)}
             self.check_publication()
-            self._lookups = look_up(self._sql, self._config.publication, relations.keys())
+            known = {
+                each: RowFilter(version.where_mark, version.where)
+                for each in relations
+                if (version := self._relations.newest(each)) and version.where is not None
+            }
+            self._lookups = look_up(self._sql, self._config.publication, relations.keys(), known)
             self._upcoming = upcoming
             named = {
                 names.data_topic(self._config.prefix, each.namespace, each.name): (
