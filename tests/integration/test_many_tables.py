@@ -128,7 +128,7 @@ def test_new_relations_cost_a_constant_number_of_queries_also_after_a_restart(
         assert again <= few, "what the log knows costs more than what it does not"
 
 
-_COLUMNS = (RelationColumn(True, "id", 23, -1), Column(False, "n", 23, -1))  # noqa: FBT003 - of the key
+_COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 23, -1))  # noqa: FBT003 - of the key
 
 
 class Together(Upcoming):
