@@ -23,15 +23,14 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 
-def begin(config: Config) -> Path:
-    """Log as configured; return the configuration's file."""
+def begin(config: Config) -> None:
+    """Log as configured."""
     handler = logging.StreamHandler()
     handler.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # It prints a traceback of every error in a batch; `Run` reports the error.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    return Path(click.get_current_context().params["config_path"]).absolute()
 
 
 def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:

@@ -1,14 +1,17 @@
 """A Spark session that starts while followers already work without it.
 
 Starting a JVM takes most of a small machine for ten seconds. So it waits until each follower has
-caught up with the log or cannot continue without it, though not for long.
+caught up with the log or cannot continue without it, though not for long: a large cut should find
+Spark running.
 """
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final
+
+from cdc.errors import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 # How long followers may work before Spark starts anyway.
 _WAIT_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.1
 
 
 class SparkStart:
@@ -34,6 +38,17 @@ class SparkStart:
         self._missing.discard(follower)
         if not self._missing:
             self._wanted.set()
+
+    def started(self, follower: str, stopping: threading.Event) -> SparkSession:
+        """Return the session once it has started; raise the error that prevented it.
+
+        Raises StoppedError if `stopping` is set first.
+        """
+        self.want(follower)
+        while not stopping.is_set():
+            if wait([self.session], _POLL_SECONDS).done:
+                return self.session.result()
+        raise StoppedError
 
     def _run(self) -> None:
         self._wanted.wait(_WAIT_SECONDS)

@@ -71,7 +71,7 @@ class Stores:
     def rebuild(self, name: str) -> None:
         told: list[str] = []
         config, spark = self.pipeline.config, self.followed.spark
-        builder = LogBuilder(config, self.pipeline.config_file, name, lambda: spark, told.append)
+        builder = LogBuilder(config, name, lambda: spark, told.append)
         reported = read(config)[name].generation
         sink = self.followed.sink(name)
         outcome = Rebuild(sink, builder, told.append, reported=reported).run()
