@@ -183,7 +183,8 @@ class Run:
         except Exception as error:  # noqa: BLE001 - the other followers continue
             text = "%s: this is a bug in Lockstep: report it with these lines\n%s"
             log.error(text, self.name, indent(where(error), "  "))  # noqa: TRY400 - its text may contain values
-            return InvariantError(f"a bug: {type(error).__name__}")
+            about = "".join(f", in {note}" for note in getattr(error, "__notes__", ()))
+            return InvariantError(f"a bug: {type(error).__name__}{about}")
         return None
 
     def stop(self) -> None:
