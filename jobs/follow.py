@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -25,8 +24,7 @@ from cdc.events import LSN
 from cdc.log.follower_reports import REPORT_SECONDS, TAKE_OVER_SECONDS
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
-from lockstep.jobs.apply.running import Run
-from lockstep.jobs.spark.starting import SparkStart
+from lockstep.jobs.following_stores import run_all, run_of, start_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 # The exit codes that a supervisor must see, the most severe first.
 _GRAVEST: Final = (Exit.BUG, Exit.CONFIG, Exit.PERMISSION, Exit.UNAVAILABLE, Exit.TEMPORARY)
-_TURN_SECONDS: Final = 0.2
 # Supervisors kill after ten seconds.
 _END_SECONDS: Final = 8.0
 
@@ -127,55 +124,20 @@ def follow(
     """Run followers until asked to stop, or until all have ended; return the most severe code."""
     what = "opening the stores" if standby_seconds is None else "a standby"
     lines.say(f"{what} of {', '.join(names)}; Spark starts meanwhile", followers=names)
-    spark = SparkStart(
-        partial(app.session_of, f"lockstep followers of {config.pipeline}", config, names),
-        {name for name in names if not config.followers[name].documents},
-    )
-    runs = [_run(spark, config, name, until, standby_seconds) for name in names]
+    spark = start_of(config, names)
+    runs = [run_of(spark, config, name, until, standby_seconds) for name in names]
     stopping.is_starting = False
     printer = ProgressPrinter(runs, lines)
-    _await(runs, stopping.requested, lines)
+    run_all(
+        runs,
+        stopping.requested,
+        lambda: lines.say(f"stopping after the current batches, within {_END_SECONDS:.0f} s"),
+    )
     printer.close()
     with suppress(Exception):  # it did not start, or the JVM may have received the same signal
         spark.session.result(0).stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
-
-
-def _await(runs: list[Run], stop: threading.Event, lines: Lines) -> None:
-    """Run them until all have ended, asked to stop, or without the JVM that one of them needs."""
-    threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        # Only another process can start Spark again.
-        if any(run.exit is Exit.TEMPORARY for run in runs) or stop.wait(_TURN_SECONDS):
-            lines.say(f"stopping after the current batches, within {_END_SECONDS:.0f} s")
-            for run in runs:
-                run.stop()
-            for thread in threads:
-                thread.join()
-
-
-def _run(
-    spark: SparkStart,
-    config: Config,
-    name: str,
-    until: LSN | None,
-    standby_seconds: float | None,
-) -> Run:
-    from lockstep.jobs.apply import stores  # noqa: PLC0415 - with the session
-    from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
-    from lockstep.jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
-
-    follower = config.followers[name]
-    sink = stores.sink(config, name, follower)
-    following = (
-        DocumentsFollowing(config, name, sink, until=until)
-        if follower.documents
-        else Following(spark, config, name, sink, until=until)
-    )
-    return Run(config, name, stores.kind(follower), following, standby_seconds=standby_seconds)
 
 
 def _end(config: Config) -> LSN:

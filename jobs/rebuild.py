@@ -18,6 +18,7 @@ from cdc.config.followers import chosen_names
 from cdc.events import LSN
 from cdc.log.follower_reports import read
 from lockstep.jobs.apply import app
+from lockstep.jobs.spark.starting import session_of
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -73,7 +74,7 @@ def _rebuild(config: Config, name: str) -> Rebuild | InPlace:
 
     chosen_names(config.followers, [name])
     follower = config.followers[name]
-    session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
+    session = partial(session_of, f"lockstep rebuild of {name}", config, [name])
     sink = stores.sink(config, name, follower)
     last = read(config).get(name)
     reported = last.generation if last else 0

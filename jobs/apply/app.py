@@ -1,4 +1,4 @@
-"""The frame of an app that runs followers: its logs, its session, and how the process ends."""
+"""The frame of an app that runs followers: its logs, and how the process ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from cdc.operate.logs import MessageFormatter
 from cdc.runtime import bugs, extras
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
-
-    from pyspark.sql import SparkSession
 
     from cdc.config import Config
 
@@ -31,16 +28,6 @@ def begin(config: Config) -> None:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # It prints a traceback of every error in a batch; `Run` reports the error.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-
-
-def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
-    """Start the session that these followers need."""
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - only where there is no spark-submit
-    from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
-    from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
-
-    delta = any(config.followers[name].delta is not None for name in followers)
-    return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
 
 
 def _explain(name: str | None, error: CDCError) -> int:

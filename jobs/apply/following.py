@@ -91,9 +91,11 @@ class Following:
             if run.stopping.wait(max(0.0, due - time.monotonic())):
                 return
             cut = cuts.next(_POLL_SECONDS)
-            if cut is None:
-                run.polled()
+            if cuts.has_caught_up:
                 self._spark.want(self._name)
+            if cut is None:
+                if cuts.has_caught_up:
+                    run.polled()
                 continue
             failpoints.reach("follow_cut")
             due = time.monotonic() + every
@@ -159,7 +161,7 @@ class Batches:
     ) -> tuple[set[str], int]:
         self._check(cut, records)
         run = self._run
-        started = self._spark.started(run.name, run.stopping)
+        started = self._spark.started(run.stopping)
         from lockstep.jobs.apply.large import Large  # noqa: PLC0415 - pyspark takes a second
         from lockstep.jobs.spark.session import work_session  # noqa: PLC0415 - as above
 

@@ -33,6 +33,11 @@ class CutTail:
     def close(self) -> None:
         self._tail.close()
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether all cuts were returned that were in the log when it was opened."""
+        return self._tail.has_caught_up and not self._cutter.waiting
+
     def limit(self, event_bytes: float) -> None:
         """Limit cuts in bytes by this recent size of an event."""
         self._cutter.limits.event_bytes = event_bytes

@@ -13,6 +13,7 @@ import redis
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
+import lockstep
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import read
@@ -34,7 +35,7 @@ class Starting(SparkStart):
 
     def __init__(self) -> None:
         self.session: Future[SparkSession] = Future()
-        self.wanted = threading.Event()
+        self.wanted = self._wanted = threading.Event()
 
     def want(self, follower: str) -> None:
         assert follower == "cache"
@@ -76,13 +77,10 @@ def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
         return apply(self, given, cut, *rest, **more)
 
     monkeypatch.setattr(Large, "apply", counted)
-    over = threading.Event()
 
     def write() -> None:
         with line.database.connect() as connection:
-            number = 0
-            while not over.is_set():
-                number += 1
+            for number in range(1, 401):
                 connection.execute("INSERT INTO t VALUES (%s, 0)", [number])
 
     writer = threading.Thread(target=write)
@@ -100,15 +98,12 @@ def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
         reach(lsn, [run])
         assert by_spark == [460]
         writer.start()
-        try:
-            for first in (1_001, 2_001):
-                line.database.execute(
-                    f"INSERT INTO t SELECT -g, g FROM generate_series({first}, {first} + 199) g"
-                )
-                reach(followed.lsn(), [run])
-        finally:
-            over.set()
-            writer.join()
+        for first in (1_001, 2_001):
+            line.database.execute(
+                f"INSERT INTO t SELECT -g, g FROM generate_series({first}, {first} + 199) g"
+            )
+            reach(followed.lsn(), [run])
+        writer.join()
         reach(followed.lsn(), [run])
         (rows,) = line.query("SELECT count(*) FROM t")
         assert count(redis_client, line) == rows
@@ -171,6 +166,18 @@ def test_what_can_be_reached_without_spark_needs_none(
     lsn = Followed(line, spark).lsn()
     assert run_of(line, Starting(), lsn).run() == Exit.OK
     assert count(redis_client, line) == 500
+
+
+def test_an_application_follows_until_an_lsn_and_gets_the_error_of_a_follower_that_halts(
+    line: PipelineUnderTest, spark: SparkSession, redis_client: redis.Redis
+) -> None:
+    line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
+    lsn = Followed(line, spark).lsn()
+    lockstep.follow(line.config_file, ["cache"], until=str(lsn), spark=spark)
+    assert count(redis_client, line) == 500
+    redis_client.set(f"{line.config.prefix}:cdc:cache", "of another program")
+    with pytest.raises(ConfigError):
+        lockstep.follow(line.config_file, until=str(lsn), spark=spark)
 
 
 _NO_PYSPARK = """\
