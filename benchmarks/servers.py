@@ -20,14 +20,14 @@ import psycopg
 from confluent_kafka import Producer
 
 from benchmarks.progress import say
-from benchmarks.subject import Place
+from benchmarks.subject import RunContext
 from benchmarks.topics import Topics
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache
-from cdc.playground.servers.java import find_java
 from cdc.playground.servers.jvm import class_path
 from cdc.playground.servers.kafka import Kafka
-from cdc.playground.servers.progress import Terminal
 from cdc.playground.servers.stack import LocalStack
+from cdc.runtime.artifacts import ArtifactCache, default_cache
+from cdc.runtime.java import find_java
+from cdc.runtime.progress import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,7 +94,7 @@ class StockBroker(Kafka):
 class Servers:
     """Running servers."""
 
-    place: Place
+    place: RunContext
     postgres_pid: int
     kafka_pid: int
     versions: dict[str, str]
@@ -120,15 +120,24 @@ def running(
 
     `broker` has settings that override Kafka's defaults.
     """
+    with folder_of(name, keep=keep) as folder:
+        # Tied: if this process is killed, the servers go too.
+        stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
+        try:
+            yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
+        finally:
+            stack.down()
+
+
+@contextmanager
+def folder_of(name: str, *, keep: bool) -> Iterator[Path]:
+    """Return a workload's folder, which is deleted at the end of the block unless `keep`."""
     folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-"))
     # If Postgres runs as another user, that user must be able to enter the folder.
     folder.chmod(0o755)
-    # Tied: if this process is killed, the servers go too.
-    stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
     try:
-        yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
+        yield folder
     finally:
-        stack.down()
         if keep:
             say(f"the servers' folder and the logs are left in {folder}")
         else:
@@ -149,7 +158,7 @@ def _start(
     assert shown is not None
     _warm_up(broker.url())
     return Servers(
-        place=Place(folder=folder, postgres_port=port, bootstrap=broker.url()),
+        place=RunContext(folder=folder, postgres_port=port, bootstrap=broker.url()),
         postgres_pid=stack["postgres"].pid,
         kafka_pid=broker.pid,
         versions={"postgres": str(shown[0]), "kafka": broker.state.version},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _GRAVEST: Final = (Exit.BUG, Exit.CONFIG, Exit.PERMISSION, Exit.UNAVAILABLE, Exit.TEMPORARY)
 # Supervisors kill after ten seconds.
 _END_SECONDS: Final = 8.0
+STOPPING: Final = f"stopping after the current batches, within {_END_SECONDS:.0f} s"
 
 
 @click.command(
@@ -128,11 +129,7 @@ def follow(
     runs = [run_of(spark, config, name, until, standby_seconds) for name in names]
     stopping.is_starting = False
     printer = ProgressPrinter(runs, lines)
-    run_all(
-        runs,
-        stopping.requested,
-        lambda: lines.say(f"stopping after the current batches, within {_END_SECONDS:.0f} s"),
-    )
+    run_all(runs, stopping.requested, lambda: lines.say(STOPPING))
     printer.close()
     with suppress(Exception):  # it did not start, or the JVM may have received the same signal
         spark.session.result(0).stop()

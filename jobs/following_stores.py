@@ -68,15 +68,23 @@ def run_of(
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - the job has printed its first line
     from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
     from lockstep.jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
     following = (
-        DocumentsFollowing(config, name, sink, until=until)
+        DocumentsFollowing(config, name, sink, spark=spark.now, until=until)
         if follower.documents
         else Following(spark, config, name, sink, until=until)
     )
-    return Run(config, name, stores.kind(follower), following, standby_seconds=standby_seconds)
+    return Run(
+        config,
+        name,
+        stores.kind(follower),
+        following,
+        repair=Repair(config, name, spark.now),
+        standby_seconds=standby_seconds,
+    )
 
 
 def run_all(

@@ -83,7 +83,7 @@ def _rebuild(config: Config, name: str) -> Rebuild | InPlace:
         log = LogBuilder(config, name, cache(session), _print_progress)
         return InPlace(sink, log, report, reported)
     builder = (
-        MirrorBuilder(config, name, _print_progress)
+        MirrorBuilder(config, name, _print_progress, cache(session))
         if follower.documents
         else LogBuilder(config, name, cache(session), _print_progress)
     )

@@ -75,6 +75,8 @@ def _contradictions(config: Config) -> Iterator[str]:
     direct = [name for name, rule in config.tables.items() if rule.snapshot == "direct"]
     if direct and config.delta.path is None:
         yield f"delta.path: missing; tables.{direct[0]}.snapshot: direct needs it"
+    if config.archive.path is not None and "archive" in config.followers:
+        yield "followers.archive: the archive reports under this name; give it another one"
 
 
 def _make_absolute(values: dict[FieldPath, RawValue], path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from cdc.config.archive import Archive
 from cdc.config.followers import Follower
 from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
@@ -261,7 +262,7 @@ class Migrations(Section, frozen=True, kw_only=True):
     ] = False
 
 
-class Batch(Section, frozen=True, kw_only=True):
+class BatchLimits(Section, frozen=True, kw_only=True):
     """When a Kafka transaction ends: at its limit of size, time or idleness, whichever is first."""
 
     max_events: Annotated[
@@ -342,8 +343,9 @@ class Config(Section, frozen=True, kw_only=True):
     control: Control = Control()
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
+    archive: Archive = Archive()
     migrations: Migrations = Migrations()
-    batch: Batch = Batch()
+    batch: BatchLimits = BatchLimits()
     http: Http = Http()
     values: Values = Values()
     log_level: Annotated[

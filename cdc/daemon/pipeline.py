@@ -69,7 +69,7 @@ class Pipeline:
         self.process = process
         self.worker = process.worker
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self.batch = Batch()
+        self.batch = Batch(digests=True)
         self.streaming = False
         self.batch_ended_at = self.batch_began_at = self.moved_at = time.monotonic()
         self.frontier_at = 0.0
@@ -78,6 +78,7 @@ class Pipeline:
             config, self.worker.wake_fd, committed_only=process.reread, patience=process.patience
         )
         self._closing.callback(self.stream.close)
+        self._closing.callback(self.batch.hashing.close)
 
     # -- the start, in the order that makes it safe ------------------------------------------------
 
@@ -365,7 +366,7 @@ class Pipeline:
         for record in (*self.tables.take(), *self.incremental.take()):
             publisher.add(*record)
         lsn, dead_letters = frontier.lsn if frontier else None, self.tables.dead.take()
-        size, counts = self.batch.bytes, self.batch.close()
+        size, chunks, counts = self.batch.bytes, self.batch.digests(), self.batch.close()
         direct = publisher is not self.producers.large
         contents = BatchContents(sequencer.events, size, lsn, dead_letters, len(counts), direct)
         position = records.ResumePosition(
@@ -374,7 +375,7 @@ class Pipeline:
             seq=sequencer.seq,
             committed_at_us=sequencer.committed_at_us,
             schema_id=self.tables.schema_id,
-            pending=self.frontiers.add(counts),
+            **self.frontiers.add(counts, chunks, sequencer.seq)._asdict(),
             origin=config.source.origin,
             owner=self.owner,
             at_us=time.time_ns() // 1_000,

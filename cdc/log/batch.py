@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from cdc.log.digests import ChunkHash
+from cdc.log.hashing import Hashing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -38,7 +41,7 @@ class BatchContents(NamedTuple):
 class PartitionQueue:
     """The messages waiting for one partition, and the events in this batch that went there."""
 
-    __slots__ = ("_batch", "appends", "events", "messages", "number", "others", "topic")
+    __slots__ = ("_batch", "appends", "events", "hash", "messages", "number", "others", "topic")
 
     def __init__(self, batch: Batch, topic: str, number: int, appends: Appends) -> None:
         """`appends` are the topic's: at `number` this partition keeps what appends to it."""
@@ -50,6 +53,7 @@ class PartitionQueue:
         self.appends.append(self.append)
         self.others = 0  # among `messages`, those that are no events: tombstones, parts of letters
         self.events = 0  # taken from here since the batch began
+        self.hash: ChunkHash | None = None  # of all that was taken since, where digests are kept
 
     def append(self, message: Message) -> None:
         """Add a message.
@@ -70,13 +74,18 @@ class PartitionQueue:
         self.events += len(taken) - self.others
         self.others = 0
         self._batch.taken(self)
+        if self.hash is not None:
+            self._batch.hashing.add(self.hash, taken)
         return taken
 
 
 class Batch:
     """Every partition the pipeline writes, and the size of what was added to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, digests: bool = False) -> None:
+        """With `digests` it keeps a digest of the records of each partition."""
+        self._digests = digests
+        self.hashing = Hashing()
         self._topics: dict[str, list[PartitionQueue]] = {}
         self._appends: dict[str, Appends] = {}
         # Ordered sets: the partitions that hold messages, and those that any were taken from.
@@ -107,7 +116,12 @@ class Batch:
     def taken(self, partition: PartitionQueue) -> None:
         """Note that a partition's messages were taken."""
         self._waiting.pop(partition, None)
+        self._move(partition)
+
+    def _move(self, partition: PartitionQueue) -> None:
         self._moved[partition] = None
+        if self._digests and partition.hash is None:
+            partition.hash = ChunkHash()
 
     @property
     def worth_sending(self) -> bool:
@@ -122,16 +136,29 @@ class Batch:
 
     def handed_over(self) -> None:
         """Note that all that waited was taken."""
+        if self._digests:
+            self.hashing.start()
         self._handed_over_bytes = self.bytes
 
     def send_letters(self) -> Iterator[tuple[PartitionQueue, bytes, bytes]]:
         """Yield each record of the waiting dead letters, created on request, and forget it."""
         while self.letters:
             partition, letter = self.letters[0]
-            self._moved[partition] = None
+            self._move(partition)
             for key, value in letter:
+                if partition.hash is not None:
+                    partition.hash.add_columns((key,), (value,))
                 yield partition, key, value
             self.letters.popleft()
+
+    def digests(self) -> dict[tuple[str, int], bytes]:
+        """Return the digest of each partition's records in this batch, before it is closed."""
+        self.hashing.wait()
+        return {
+            (partition.topic, partition.number): partition.hash.digest()
+            for partition in self._moved
+            if partition.hash is not None
+        }
 
     def close(self) -> dict[tuple[str, int], int]:
         """Return the number of events by partition that got any, and start the next batch."""
@@ -141,6 +168,7 @@ class Batch:
         for partition in self._moved:
             counts[partition.topic, partition.number] = partition.events
             partition.events = 0
+            partition.hash = None
         self._moved.clear()
         self.bytes = self._handed_over_bytes = 0
         return counts

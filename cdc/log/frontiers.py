@@ -5,22 +5,35 @@ record is written with the next one. Events whose frontier is not in the log yet
 counted in the resume record, so that a crash in between loses no count: the next frontier covers
 them. An end that the broker did not report delays the frontier, never falsifies it.
 
+Digests are folded batch by batch (`cdc.log.digests`), and what is pending of them is in the resume
+record too. A batch whose commit fails ends its session, and the next one continues from the resume
+record: so an aborted batch is in no digest.
+
 Records acknowledged one after another are in the partition in that order. So an end that is lower
 than the sum of what was acknowledged shows that records were lost, however much was written since.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import InvariantError
-from cdc.log import names, records
+from cdc.log import digests, names, records
 from cdc.log.records import FrontierRecord, ResumePosition
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.partitions import Partition
+
+
+class Pending(NamedTuple):
+    """What no frontier record covers yet, as fields of the resume record."""
+
+    pending: tuple[tuple[str, int, int], ...]
+    chunks: tuple[int, ...]
+    digests: tuple[str, ...] | None
+    chain: str
 
 
 class Frontiers:
@@ -34,6 +47,14 @@ class Frontiers:
         self._epoch = epoch
         self._acknowledged = resume
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
+        # None if they are not known of all that is pending: an older version wrote some of it.
+        self._digests: dict[Partition, bytes] | None = None
+        if not resume.pending or resume.digests is not None:
+            known = map(digests.decoded, resume.digests or ())
+            self._digests = dict(zip(self._pending, known, strict=True))
+        self._chunks = list(resume.chunks)
+        self._chain = resume.chain
+        self._seq = resume.seq  # of the newest batch
         self.ends = dict(ends)  # of every partition so far; -1 if a broker did not report it
         # Of partitions that have lost records: where one ended, and the lowest valid end.
         self.regressed: dict[Partition, tuple[int, int]] = {}
@@ -54,12 +75,14 @@ class Frontiers:
         if not (self.due or (lsn is not None and self._at_boundary())):
             return None
         pending, self._pending = self._pending, {}
+        hashed, self._digests = self._digests, {}
+        chunks, self._chunks = self._chunks, []
         for partition, events in pending.items():
             self._expect_at_least(
                 partition, self.ends[partition], self._covered.get(partition, 0) + events
             )
             self._covered[partition] = self.ends[partition]
-        return FrontierRecord(
+        record = FrontierRecord(
             pipeline=self._pipeline,
             epoch=self._epoch,
             lsn=lsn or self._acknowledged.end_lsn,
@@ -69,15 +92,38 @@ class Frontiers:
                 (*partition, self.ends[partition], events)
                 for partition, events in sorted(pending.items())
             ),
+            chunks=tuple(chunks) if hashed is not None else (),
+            digests=_in_order(pending, hashed),
         )
+        record = digests.sealed(record, self._chain)
+        self._chain = record.chain
+        return record
 
-    def add(self, events: dict[Partition, int]) -> tuple[tuple[str, int, int], ...]:
-        """Count a batch's events; return what is pending, for the resume record of that batch."""
+    def add(
+        self, events: dict[Partition, int], chunks: dict[Partition, bytes], seq: int
+    ) -> Pending:
+        """Count a batch's events; return what is pending, for the resume record of that batch.
+
+        `chunks` are the digests of what the batch has for each partition, `seq` is its newest.
+        """
+        assert events.keys() == chunks.keys(), "each partition of a batch has a digest"
         for partition, count in events.items():
             self._pending[partition] = self._pending.get(partition, 0) + count
             if self._end(partition) < 0:
                 self._unreported.add(partition)
-        return tuple((*partition, count) for partition, count in sorted(self._pending.items()))
+        if self._digests is not None:
+            for partition, chunk in chunks.items():
+                before = self._digests.get(partition, digests.START)
+                self._digests[partition] = digests.fold(before, chunk)
+        if events:
+            self._chunks.append(seq - self._seq)
+        self._seq = seq
+        return Pending(
+            tuple((*partition, count) for partition, count in sorted(self._pending.items())),
+            tuple(self._chunks),
+            _in_order(self._pending, self._digests),
+            self._chain,
+        )
 
     def acknowledged(self, position: ResumePosition, ends: dict[Partition, int]) -> None:
         """Note that the log holds `position`'s batch, whose commit comes before any later one's.
@@ -102,6 +148,15 @@ class Frontiers:
 
     def _at_boundary(self) -> bool:
         return not self._unreported and not self._acknowledged.open
+
+
+def _in_order(
+    partitions: dict[Partition, int], hashed: dict[Partition, bytes] | None
+) -> tuple[str, ...] | None:
+    """Return the partitions' digests as a record has them; None if they are not known."""
+    if hashed is None:
+        return None
+    return tuple(digests.encoded(hashed[each]) for each in sorted(partitions))
 
 
 def record(config: Config, frontier: FrontierRecord) -> tuple[str, bytes, bytes]:

@@ -19,8 +19,10 @@ from cdc.events import LSN, Frontier, PartitionEnd
 
 # What a publication can publish, in the order of Postgres' manual.
 OPERATIONS = ("insert", "update", "delete", "truncate")
-# Raised when a field changes its meaning or a field is added that a reader must not ignore.
+# Raised when a field changes its meaning or a field is added that a reader must not ignore; each
+# kind of record has its own, the default of its field `format`.
 FORMAT = 1
+DIGESTS_FORMAT = 2  # of the records that carry digests
 
 
 class PublicationOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,9 +81,13 @@ class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where the log holds the stream, written with every Kafka transaction."""
+    """Up to where the log holds the stream, written with every Kafka transaction.
 
-    format: int = FORMAT
+    `chunks` and `digests` are those of the records that no frontier covers yet, as the next
+    frontier will have them (`FrontierRecord`), and `chain` is that of the newest frontier.
+    """
+
+    format: int = DIGESTS_FORMAT
     end_lsn: LSN
     commit_lsn: LSN
     ordinal: int
@@ -95,12 +101,19 @@ class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""  # source.origin, which selects the transactions that are sent
     owner: str
     at_us: int
+    chunks: tuple[int, ...] = ()
+    digests: tuple[str, ...] | None = None
+    chain: str = ""
 
 
 class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Frontier` as it is written to the log."""
+    """A `Frontier` as it is written to the log, with the digests of `cdc.log.digests`.
 
-    format: int = FORMAT
+    `chunks` has the number of seqs in each Kafka transaction since the frontier before, `digests`
+    the digest of each of `partitions`, None where the records were not hashed as they were written.
+    """
+
+    format: int = DIGESTS_FORMAT
     pipeline: str
     epoch: int
     lsn: LSN
@@ -108,6 +121,10 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_us: int
     partitions: tuple[tuple[str, int, int, int], ...]
     holes: int = 0
+    chunks: tuple[int, ...] = ()
+    digests: tuple[str, ...] | None = None
+    previous: str = ""  # the chain of the frontier before; empty if that had none
+    chain: str = ""  # empty in records from before there were digests
 
     def frontier(self) -> Frontier:
         """Return the value without its wrapping."""
@@ -203,10 +220,11 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
     """Return the record of `kind` that `value` holds; raise ConfigError if it can't be trusted."""
     try:
         seen = msgspec.json.decode(value, type=dict).get("format")
-        if isinstance(seen, int) and seen > FORMAT:
+        newest = newest_format(kind)
+        if isinstance(seen, int) and seen > newest:
             raise ConfigError(
                 f"topic {topic} holds a {kind.__name__} of format {seen}; this version reads up to"
-                f" {FORMAT}",
+                f" {newest}",
                 hint="run the Lockstep version that wrote it, or a newer one",
             )
         return msgspec.json.decode(value, type=kind, dec_hook=_lsn)
@@ -215,6 +233,12 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
             f"topic {topic} holds a {kind.__name__} that can't be read: {unquoted(error)}",
             hint="something else writes to this topic; give the pipeline a log.prefix of its own",
         ) from error
+
+
+def newest_format(kind: type[msgspec.Struct]) -> int:
+    """Return the newest format of a kind of record that this version reads, and writes."""
+    fields = msgspec.structs.fields(kind)
+    return next((each.default for each in fields if each.name == "format"), FORMAT)
 
 
 def resume_key(pipeline: str, part: str) -> bytes:

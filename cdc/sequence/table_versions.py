@@ -18,7 +18,7 @@ from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.encode.oversize import DeadLetters
-from cdc.encode.routes import Table
+from cdc.encode.routes import TableRoute
 from cdc.encode.values import undescribed
 from cdc.errors import UnavailableError
 from cdc.log import column_numbers, names, reader, records, resume, topics
@@ -118,7 +118,7 @@ class TableVersions:
         replaying: bool,
         upcoming: Upcoming | None = None,
         xid: int | None = None,
-    ) -> Table:
+    ) -> TableRoute:
         """Return how the relation's rows are encoded and where they go. Blocks.
 
         The catalog is queried for all `upcoming` relations at once: they arrived before the query,
@@ -151,7 +151,7 @@ class TableVersions:
         partitions = self._identity.partitions[version.topic]
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
-        return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
+        return TableRoute(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
 
     @property
     def identity(self) -> records.ResumeIdentity:

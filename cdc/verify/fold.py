@@ -206,7 +206,7 @@ class Fold:
         if known is not None:
             if known[0] != partition:
                 self.findings.add(
-                    f"{here} holds key {key_hash(key)}, whose events stood in partition {known[0]}"
+                    f"{here} holds key {key_hash(key)}, whose events were in partition {known[0]}"
                 )
             if seq <= known[1]:
                 self.findings.add(f"{here} holds seq {seq} of a key after its seq {known[1]}")

@@ -95,7 +95,7 @@ class Applying:
     def write(self, upto: int, tables: Sequence[TableChanges]) -> Iterator[TableChanges]:
         """Begin the cut and write the tables; yield each one after it is written."""
         self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
-        failpoints.reach("follow_begun")
+        failpoints.reach("follow_started")
         for table in tables:
             self.write_table(table)
             yield table

@@ -96,10 +96,10 @@ def write(
         .sortWithinPartitions("topic", "key", "seq")
         .select(*named)
     )
-    found = _in_arrow(sorted_, partial(_written, dict(shares), bounds), _PIECES)
+    found = in_arrow(sorted_, partial(_written, dict(shares), bounds), _PIECES)
     by_file = found.repartition(parallel, "place", "path").sortWithinPartitions("place", "path")
     by_place: dict[str, list[Action]] = {}
-    for row in _in_arrow(by_file, partial(_marked, targets), _ACTIONS).collect():
+    for row in in_arrow(by_file, partial(_marked, targets), _ACTIONS).collect():
         by_place.setdefault(row.place, []).append(json.loads(bytes(row.action)))
     return {topic: by_place.get(share.target.place, []) for topic, share in shares.items()}
 
@@ -119,7 +119,7 @@ def _with_letters(events: DataFrame, letters: DataFrame) -> DataFrame:
     return pointed.join(by_id, "id", "left")
 
 
-def _in_arrow(
+def in_arrow(
     frame: DataFrame,
     do: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,

@@ -125,7 +125,7 @@ class Large:
             failpoints.reach("follow_read")
             versions = [each for counted in tables.values() for each in counted.versions]
             self._sink.begin(cut.seq, versions)
-            failpoints.reach("follow_begun")
+            failpoints.reach("follow_started")
             by_key = self._write_by_key(cut, parts, tables)
             left = [part for part in parts if part.topic not in by_key]
             plain = [part for part in left if not tables[part.topic].in_order]
@@ -249,7 +249,7 @@ class Large:
             return
         self._limit_batches(cut, tables)
         known = {topic: self._schemas.known(topic) for topic in tables}
-        task = Task(self._sink, Bounds(cut.above, cut.seq), known)
+        task = WriteTask(self._sink, Bounds(cut.above, cut.seq), known)
         events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
         # A separate class for each cut: its content goes to executors pickled, and is in no option,
         # plan or log of Spark's. A name can be registered only once.
@@ -288,7 +288,7 @@ class Large:
         )
         rows = ((row.key, row.value) for row in events.toLocalIterator())
         records = ((key and bytes(key), bytes(value)) for key, value in rows)
-        for piece in pieces(records, whole=True):
+        for piece in pieces(records, complete=True):
             table = self._applying.reduce(
                 topic,
                 [piece],
@@ -310,7 +310,7 @@ def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]
     return sink.write(Changes(versions, reduced.changes))
 
 
-class Task(DataSourceArrowWriter):
+class WriteTask(DataSourceArrowWriter):
     """An executor's work on a partition's events. Pickled, with the sink."""
 
     def __init__(
@@ -339,7 +339,7 @@ class Task(DataSourceArrowWriter):
 class TaskTarget(DataSource):
     """The Spark data source to which a cut's events are "written": the sink, in tasks."""
 
-    task: Task
+    task: WriteTask
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 - Spark's
         return self.task

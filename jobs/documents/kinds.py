@@ -12,7 +12,7 @@ Added or dropped columns change every document, regardless of which rows changed
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.rows import NodeRows
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdc.config.followers import Document
+    from lockstep.jobs.documents.mirror import MirrorVersion
     from lockstep.sinks.documents import Row, Terms
 
 SCHEMA: Final = "documents"
@@ -40,16 +41,21 @@ class DocumentTables(Protocol):
         """Yield the rows whose `columns` are among `wanted`."""
         ...
 
+    def trace(
+        self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
+        """Yield the same rows with at least their keys and terms."""
+        ...
+
     def every(self, node: Node) -> Iterator[Row]:
         """Yield all rows."""
         ...
 
-    def newer(self, node: Node, seq: int) -> Iterator[Row]:
-        """Yield the rows with a seq above `seq`."""
-        ...
+    def difference(self, node: Node, since: Self) -> tuple[Iterable[Row], Iterable[Row]]:
+        """Return the rows that only `since` has, and those that it lacks; a changed row is both.
 
-    def gone(self, node: Node, since: Self) -> Iterator[Row]:
-        """Yield, as they were in `since`, the rows that were deleted or changed since."""
+        With at least their keys and terms.
+        """
         ...
 
     def differ(self, table: str, since: Self) -> bool:
@@ -75,29 +81,29 @@ class DocumentKind:
         new: DocumentTables,
         applied: Applied,
         old: DocumentTables | None = None,
-        seq: int = 0,
         *,
         was: Node | None = None,
     ) -> Iterator[Changes]:
         """Yield the changes of the documents, in batches.
 
-        From the tables `old` at the frontier of `seq` to those of `applied`. Every document is
+        From the tables `old` to those of `applied`. Every document is
         built if there is no `old`, or if its tree `was` different there.
         """
         if old is None:
             yield from self._every(new, applied)
             return
-        touched = [node for node in self.root.walk() if new.differ(node.table, old)]
         if was not in (None, self.root):
             there = {row.key for row in new.every(self.root)}
             gone = [row.key for row in old.every(self.root) if row.key not in there]
             yield self._made((), gone, new, applied)
             yield from self._every(new, applied)
             return
-        roots = affected(
-            self.root, lambda node: new.gone(node, old) if node in touched else (), old.find
-        ) | affected(
-            self.root, lambda node: new.newer(node, seq) if node in touched else (), new.find
+        found = {
+            node: new.difference(node, old) for node in self.rows if new.differ(node.table, old)
+        }
+        nothing: tuple[Iterable[Row], Iterable[Row]] = (), ()
+        roots = affected(self.root, lambda node: found.get(node, nothing)[0], old.trace) | affected(
+            self.root, lambda node: found.get(node, nothing)[1], new.trace
         )
         yield from self._documents(roots, new, applied)
 
@@ -119,6 +125,15 @@ class DocumentKind:
         self, rows: Sequence[Row], gone: Iterable[bytes], tables: DocumentTables, applied: Applied
     ) -> Changes:
         made = zip(rows, documents(self.root, rows, tables.find), strict=True)
+        return self.complete(made, applied, gone)
+
+    def complete(
+        self,
+        made: Iterable[tuple[Row, bytes]],
+        applied: Applied,
+        gone: Iterable[bytes] = (),
+    ) -> Changes:
+        """Return the changes of documents that were made, and of roots that are gone."""
         changes = [self._change(row.key, document, applied) for row, document in made]
         changes += [self._change(key, None, applied) for key in gone]
         return Changes((self.version,), changes)
@@ -133,6 +148,19 @@ class DocumentKind:
             applied.committed_at_us,
             op="d" if document is None else "c",
         )
+
+
+class DocumentBuild(NamedTuple):
+    """One kind of document, to be built from tables; pickled."""
+
+    name: str
+    document: Document
+    versions: Mapping[str, Version]
+    places: Mapping[str, MirrorVersion]
+    applied: Applied
+
+    def kind(self) -> DocumentKind:
+        return DocumentKind(self.name, self.document, self.versions)
 
 
 def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node:

@@ -136,7 +136,7 @@ class LogBuilder:
     def _wanted(self, tables: frozenset[str] | None) -> tuple[list[str], bool]:
         """Return the tables to be read again, and whether the log lost the beginning of any.
 
-        Raises ConfigError if nothing can read them.
+        Raises UnavailableError if nothing can read them at the moment.
         """
         follower, topics = self._config.followers[self._name], self._topics()
         chosen = [
@@ -151,7 +151,7 @@ class LogBuilder:
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
         if wanted and not snapshots.daemon_streams(self._config):
-            raise ConfigError(
+            raise UnavailableError(
                 f"the log does not have all rows of {self._name}: "
                 + (f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"),
                 hint="start `cdc run`: the rows are read again through the stream",
@@ -238,7 +238,7 @@ class LogBuilder:
         self._progress(f"reading again: {', '.join(requested.values())}")
         failed = [
             record
-            for record in snapshots.wait(self._config, list(requested))
+            for record in snapshots.wait(self._config, list(requested), report=self._progress)
             if record.state != "done"
         ]
         if failed:
@@ -254,8 +254,15 @@ class MirrorBuilder:
 
     keeps_seqs = False
 
-    def __init__(self, config: Config, name: str, progress: Callable[[str], None]) -> None:
-        self._config, self._name, self._progress = config, name, progress
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        progress: Callable[[str], None],
+        spark: Callable[[], SparkSession] | None = None,
+    ) -> None:
+        """`spark` starts a session when it is needed."""
+        self._config, self._name, self._progress, self._spark = config, name, progress, spark
         self._mirror = MirrorCuts(config, name)
 
     def tables(self) -> list[str]:
@@ -277,7 +284,12 @@ class MirrorBuilder:
             )
         target = cut.after.applied
         following = DocumentsFollowing(
-            self._config, self._name, sink, until=target.lsn, exactly=True
+            self._config,
+            self._name,
+            sink,
+            spark=self._spark,
+            until=target.lsn,
+            exactly=True,
         )
         return _run(self._config, self._name, generation, following, target.seq, self._progress)
 

@@ -24,8 +24,8 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from cdc.errors import CDCError, ConfigError, Exit, StoppedError
-from cdc.playground.servers.java import OLDEST, system_java
-from cdc.playground.servers.spark import DELTA, NO_MEMORY, VALUES
+from cdc.runtime.java import OLDEST, system_java
+from cdc.runtime.spark import DELTA, NO_MEMORY, VALUES
 from lockstep.jobs.spark import source_worker
 
 if TYPE_CHECKING:

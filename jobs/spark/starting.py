@@ -31,9 +31,10 @@ class SparkStart:
     def __init__(self, start: Callable[[], SparkSession], followers: set[str]) -> None:
         self.session: Future[SparkSession] = Future()
         self._start, self._missing = start, set(followers)
-        self._wanted = threading.Event()
+        self._wanted, self._starting = threading.Event(), threading.Lock()
+        self._is_started = False
         if followers:
-            threading.Thread(target=self._run, name="spark-start", daemon=True).start()
+            self._begin()
 
     def want(self, follower: str) -> None:
         """Note that a follower has caught up."""
@@ -41,16 +42,27 @@ class SparkStart:
         if not self._missing:
             self._wanted.set()
 
+    def now(self) -> SparkSession:
+        """Return the session, which starts now if it has not."""
+        return self.started(threading.Event())
+
     def started(self, stopping: threading.Event) -> SparkSession:
-        """Return the session once it has started; raise the error that prevented it.
+        """Return the session, which starts now if it has not; raise the error that prevents it.
 
         Raises StoppedError if `stopping` is set first.
         """
         self._wanted.set()
+        self._begin()
         while not stopping.is_set():
             if wait([self.session], _POLL_SECONDS).done:
                 return self.session.result()
         raise StoppedError
+
+    def _begin(self) -> None:
+        with self._starting:
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="spark-start", daemon=True).start()
 
     def _run(self) -> None:
         self._wanted.wait(_WAIT_SECONDS)
@@ -62,9 +74,10 @@ class SparkStart:
 
 def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
     """Start the session that these followers need."""
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - only where there is no spark-submit
-    from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
+    from cdc.runtime import spark as files  # noqa: PLC0415 - only where there is no spark-submit
+    from cdc.runtime.progress import Progress  # noqa: PLC0415 - as above
     from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
 
-    delta = any(config.followers[name].delta is not None for name in followers)
+    chosen = [config.followers[name] for name in followers]
+    delta = any(each.delta is not None or each.documents for each in chosen)
     return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))

@@ -94,6 +94,21 @@ class Files:
         with _translated(name):
             obstore.put(self._store, name, data, mode="create")
 
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes; raise FileNotFoundError if there is none."""
+        try:
+            return bytes(obstore.get(self._store, name).bytes())
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise _unavailable(name, error) from error
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder, without it."""
+        with _translated(folder):
+            found = [each["path"] for part in obstore.list(self._store, folder) for each in part]
+        return sorted(path.removeprefix(f"{folder}/") for path in found)
+
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes; None if there is none."""
         with _translated(name):
@@ -143,10 +158,14 @@ def _translated(name: str) -> Iterator[None]:
     except AlreadyExistsError as error:
         raise ConflictError(f"{name} is there already") from error
     except (BaseError, OSError) as error:
-        raise UnavailableError(
-            f"{name}: {gist(error)}",
-            hint="the follower tries again; see that the storage can be written",
-        ) from error
+        raise _unavailable(name, error) from error
+
+
+def _unavailable(name: str, error: Exception) -> UnavailableError:
+    return UnavailableError(
+        f"{name}: {gist(error)}",
+        hint="the follower tries again; see that the storage can be written",
+    )
 
 
 class Vector(NamedTuple):

@@ -18,7 +18,7 @@ import msgspec
 
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.sinks.opensearch.bulk import Action, Refused
-from lockstep.sinks.opensearch.client import Client, Got, Reason, Shards, refusal
+from lockstep.sinks.opensearch.client import Got, OpenSearchClient, Reason, Shards, refusal
 from lockstep.sinks.opensearch.mapping import Properties
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class _Refreshed(msgspec.Struct):
 class Indices:
     """Requests about indices; the follower's record defines which must exist."""
 
-    def __init__(self, client: Client, group: str, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, client: OpenSearchClient, group: str, settings: Mapping[str, object]
+    ) -> None:
         self._client, self._group = client, group
         self._settings = {f"index.{n.removeprefix('index.')}": v for n, v in _flat(settings)}
         if self._settings.get("index.translog.durability", "request") != "request":
@@ -143,10 +145,18 @@ class Indices:
         if not build.tables:
             return
         found = self._uuids(f"/{self._group}-g*")
-        for name, table in build.tables.items():
-            for index in filter(None, (table.now, table.next)):
-                if index.uuid is not None and found.get(index.name) != index.uuid:
-                    raise StoreLostError(f"the index {index.name} of {name} is missing")
+        missing = {
+            name: index.name
+            for name, table in build.tables.items()
+            for index in filter(None, (table.now, table.next))
+            if index.uuid is not None and found.get(index.name) != index.uuid
+        }
+        if missing:
+            name, index = next(iter(missing.items()))
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise StoreLostError(
+                f"the index {index} of {name} is missing{more}", tables=frozenset(missing)
+            )
 
     def _uuids(self, path: str) -> Mapping[str, str]:
         answer = self._client.call(

@@ -106,11 +106,11 @@ def test_a_signal_ends_the_job_at_once_while_spark_starts(
     try:
         wait_until(lambda: began.exists() or job.poll() is not None, "no Java", LONG)
         job.send_signal(number)
-        _, said = job.communicate(timeout=120)
+        _, output = job.communicate(timeout=120)
     finally:
         job.kill()
-    assert job.returncode == 0, said
-    assert "opening the stores of mirror" in said
+    assert job.returncode == 0, output
+    assert "opening the stores of mirror" in output
 
 
 @pytest.mark.slow
@@ -126,10 +126,10 @@ def test_ctrl_c_ends_a_job_that_follows(pipeline: NewPipeline, tmp_path: Path) -
     )
     assert job.stderr is not None
     try:
-        said: list[str] = []
-        while not said or "opening the stores" not in said[-1]:
-            said.append(job.stderr.readline())
-            assert said[-1], "it ended by itself"
+        output: list[str] = []
+        while not output or "opening the stores" not in output[-1]:
+            output.append(job.stderr.readline())
+            assert output[-1], "it ended by itself"
         job.send_signal(signal.SIGINT)
         _, rest = job.communicate(timeout=LONG)
     finally:

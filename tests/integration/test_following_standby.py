@@ -18,7 +18,7 @@ from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.apply.standby import MARK
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import LONG, Followed, beside, reach, starting
+from tests.fixtures.followed import LONG, Followed, alongside, reach, starting
 
 ROOT = Path(__file__).parents[2]
 # Longer than reports may be late on a busy machine.
@@ -51,7 +51,7 @@ def test_a_standby_takes_over_and_gives_way(
     try:
         wait_until(owner, "nothing follows", LONG)
         first = owner()
-        with beside({"cache": standby}):
+        with alongside({"cache": standby}):
             line.database.execute("INSERT INTO t SELECT generate_series(1, 10)")
             wait_until(lambda: redis_client.exists(f"{line.config.prefix}:public.t:10"), "no row")
             assert (standby.state, standby.applied) == ("standby", None)

@@ -25,7 +25,7 @@ from lockstep.jobs.apply.running import Run
 from lockstep.jobs.cuts.cutting import Cut
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import Followed, beside, reach
+from tests.fixtures.followed import Followed, alongside, reach
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v int)"
 
@@ -84,7 +84,7 @@ def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
                 connection.execute("INSERT INTO t VALUES (%s, 0)", [number])
 
     writer = threading.Thread(target=write)
-    with beside({"cache": run}):
+    with alongside({"cache": run}):
         line.database.execute("INSERT INTO t SELECT -g, g FROM generate_series(1, 40) g")
         reach(followed.lsn(), [run])
         assert count(redis_client, line) == 40
@@ -154,7 +154,7 @@ def test_a_stop_does_not_wait_for_spark(
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     starting = Starting()
     run = run_of(line, starting)
-    with beside({"cache": run}):
+    with alongside({"cache": run}):
         wait_until(starting.wanted.is_set, "Spark is not wanted")
     assert (run.state, run.exit) == ("stopped", Exit.OK)
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
@@ -23,6 +22,7 @@ from cdc.decode.messages import (
     OldTuple,
     Origin,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     TupleData,
@@ -32,19 +32,19 @@ from cdc.decode.messages import (
 )
 from cdc.events import LSN
 from tests.property import reference
-from tests.property.reference import Described, Expected, Place, RowMessage
+from tests.property.reference import Described, EventPlace, Expected, RowMessage
 from tests.property.stream import EPOCH, PARTITIONS, TIME_US, begin, commit, frame
 
 
-def _column(name: str, type_id: int, *, key: bool = False) -> Column:
-    return Column(key, name, type_id, -1)
+def _column(name: str, type_id: int, *, key: bool = False) -> RelationColumn:
+    return RelationColumn(key, name, type_id, -1)
 
 
 _NAME, _EXTRA = _column("name", 25), _column("extra", 90_001)
 _FULL = ReplicaIdentity.FULL
 
 
-def _table(number: int, name: str, identity: ReplicaIdentity, *columns: Column) -> Relation:
+def _table(number: int, name: str, identity: ReplicaIdentity, *columns: RelationColumn) -> Relation:
     return Relation(number, "cdc" if number == 3 else "public", name, identity, columns)
 
 
@@ -162,15 +162,15 @@ def history_of(seed: int, transactions: int) -> History:
 histories: Final = st.builds(history_of, st.integers(0, 2**32 - 1), st.integers(1, 6))
 
 
-def frames(history: History, told: dict[int, Relation] | None = None) -> Iterator[bytes]:
+def frames(history: History, relations: dict[int, Relation] | None = None) -> Iterator[bytes]:
     """Yield what a session receives that knows these tables: at its start none."""
-    told = {} if told is None else told
+    relations = {} if relations is None else relations
     for transaction in history:
         yield begin(transaction.final_lsn, transaction.xid, transaction.time_us)
         for step in transaction.steps:
             for relation in step.relations:
-                if step.described_again or told.get(relation.relation_id) != relation:
-                    told[relation.relation_id] = relation
+                if step.described_again or relations.get(relation.relation_id) != relation:
+                    relations[relation.relation_id] = relation
                     if _EXTRA in relation.columns:
                         yield frame(Type(_EXTRA.type_id, "public", "mood"))
                     yield frame(relation)
@@ -181,7 +181,7 @@ def frames(history: History, told: dict[int, Relation] | None = None) -> Iterato
 def expected(history: History) -> list[Expected]:
     """Return every record of the history in its order, computed the slow way."""
     records: list[Expected] = []
-    told: dict[int, Described] = {}
+    relations: dict[int, Described] = {}
     seq = schema_id = 0
     for transaction in history:
         ordinal, origin = 0, None
@@ -189,12 +189,12 @@ def expected(history: History) -> list[Expected]:
             if isinstance(step.message, Origin):
                 origin = step.message.name
             for relation in step.relations:
-                known = told.get(relation.relation_id)
+                known = relations.get(relation.relation_id)
                 if known is None or known.relation != relation:
                     schema_id += 1
                     key = KEYS[relation.relation_id]
                     described = Described(relation, key, schema_id, PARTITIONS, epoch=EPOCH)
-                    told[relation.relation_id] = described
+                    relations[relation.relation_id] = described
             for message in _by_table(step.message):
                 ordinal += 1
                 relation_id = (
@@ -203,10 +203,10 @@ def expected(history: History) -> list[Expected]:
                     else message.relation_id
                 )
                 final = LSN(transaction.final_lsn)
-                place = Place(
+                place = EventPlace(
                     step.lsn, final, transaction.time_us, transaction.xid, ordinal, seq + 1, origin
                 )
-                made = reference.events(message, told[relation_id], place)
+                made = reference.events(message, relations[relation_id], place)
                 seq += sum(record.value is not None for record in made)
                 records += made
     return records

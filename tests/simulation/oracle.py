@@ -3,7 +3,8 @@
 At each commit that a reader can see: the events are the stream up to some point, dense in seq, and
 the resume record committed with them names that point. At each confirmation: its LSN is in a
 committed resume record. At each frontier record: exactly the counted events are below its offsets,
-and it is between two source transactions. In the end: exactly the records that a daemon without any
+its digests are those of exactly these records, its chain continues, and it is between two source
+transactions. In the end: exactly the records that a daemon without any
 fault would have written, in the same partitions, in the same order.
 """
 
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.events import LSN
 from cdc.log import names, records
+from cdc.verify.digests import FrontierChain, PartitionCheck
 from tests.property.histories import KEYS, History
 from tests.property.stream import Session, position
-from tests.simulation.walsender import Told, whole
+from tests.simulation.walsender import RelationsById, complete
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Place, Transaction
@@ -42,9 +44,9 @@ def expected(history: History) -> Expected:
     session = Session(position(), KEYS)
     found: Records = defaultdict(list)
     seqs = []
-    told: Told = {}
+    relations: RelationsById = {}
     for transaction in history:
-        session.feed(list(whole(transaction, told)))
+        session.feed(list(complete(transaction, relations)))
         seqs.append(session.sequencer.seq)
     for record in session.waiting():
         found[record.topic, record.partition].append((record.key, record.value))
@@ -70,6 +72,7 @@ class Oracle:
     resume: records.ResumePosition | None = None
     frontier: records.FrontierRecord | None = None
     ends: dict[Place, int] = field(default_factory=dict)  # of the newest frontier
+    chain: FrontierChain = field(default_factory=lambda: FrontierChain("", 0))
 
     def __post_init__(self) -> None:
         self.broker.watch = self.committed
@@ -117,28 +120,39 @@ class Oracle:
 
     def _frontier(self, frontier: records.FrontierRecord) -> None:
         before = self.frontier.seq if self.frontier else 0
+        assert not self.chain.add(frontier)
+        assert frontier.digests is not None
         counted = 0
-        for topic, number, end, events in frontier.partitions:
+        for at, (topic, number, end, events) in enumerate(frontier.partitions):
             place = (topic, number)
             low = self.ends.get(place, 0)
-            standing = sum(
+            self._digest(PartitionCheck(frontier, at), low)
+            state = sum(
                 low <= record.offset < end and record.value is not None
                 for record in self.broker.committed.get(place, [])
             )
-            assert standing == events, f"{events} events counted of {place}, {standing} stand"
+            assert state == events, f"{events} events counted of {place}, {state} are there"
             self.ends[place] = end
             counted += events
         assert counted == frontier.seq - before
         assert self._between_transactions(frontier), "a frontier within a source transaction"
         self.frontier = frontier
 
+    def _digest(self, check: PartitionCheck, low: int) -> None:
+        held = self.broker.committed.get(check.partition, [])
+        covered = [record for record in held if low <= record.offset < check.end]
+        check.add([record.key for record in covered], [record.value for record in covered])
+        assert not check.finish()
+
     def _between_transactions(self, frontier: records.FrontierRecord) -> bool:
         """Return whether everything up to its LSN is counted, and nothing after it."""
         seqs = expected(self.history).seqs
-        whole = [index for index, each in enumerate(self.history) if each.end_lsn <= frontier.lsn]
-        return frontier.seq == (seqs[whole[-1]] if whole else 0)
+        complete = [
+            index for index, each in enumerate(self.history) if each.end_lsn <= frontier.lsn
+        ]
+        return frontier.seq == (seqs[complete[-1]] if complete else 0)
 
-    def finish(self, *, offsets_told: bool, proven: bool) -> None:
+    def finish(self, *, offsets_reported: bool, proven: bool) -> None:
         """Check the final state; a frontier waits until every offset is reported.
 
         A session that is stopped before the replay is `proven` confirms nothing.
@@ -153,7 +167,7 @@ class Oracle:
         assert self.resume is not None
         assert self.resume.seq == (want.seqs[-1] if want.seqs else 0)
         assert not self.resume.open
-        if offsets_told:
+        if offsets_reported:
             assert self.resume.pending == (), "events without a frontier at the end"
             assert (self.frontier.seq if self.frontier else 0) == self.resume.seq
         assert self.slot.confirmed == self.resume.end_lsn or not proven

@@ -29,7 +29,7 @@ from cdc.source.publication_note import PublicationNote
 from cdc.source.publications import Publication, PublicationEntry, PublishedTable
 from cdc.source.server import OpenTransaction, Server
 from cdc.source.slots import Slot
-from cdc.source.tables import Table
+from cdc.source.tables import SourceTable
 from cdc.source.timelines import Ancestor, System
 
 CONFIG = Config(
@@ -73,7 +73,7 @@ SLOT = Slot(
     two_phase=False,
     retained_bytes=600,
 )
-TABLE = Table(
+TABLE = SourceTable(
     oid=1,
     schema="public",
     name="users",
@@ -398,10 +398,10 @@ LOG_CASES: list[tuple[dict[str, Any], str, str, str]] = [
     (transaction_log(3, 3), "transaction.state.log", "warning", "min.insync.replicas=2"),
     (transaction_log(3, 2), "transaction.state.log", "ok", ""),
     (
-        {"examined": Examined([GapError("lost", hint="begin anew")], {}, {})},
+        {"examined": Examined([GapError("lost", hint="start over")], {}, {})},
         "log",
         "error",
-        "begin anew",
+        "start over",
     ),
     (
         {"examined": Examined([], {}, {("shop.public.users", 2): 77})},

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
+from msgspec.structs import replace
+
 from cdc.events import LSN
+from cdc.log import digests
 from cdc.log.frontiers import Frontiers
+from cdc.log.partitions import Partition
 from tests.property.stream import position
 
 USERS = ("p.public.users", 0)
 ORDERS = ("p.public.orders", 3)
 
 
+def batch(events: dict[Partition, int]) -> tuple[dict[Partition, int], dict[Partition, bytes]]:
+    """Return a batch's events, and the digests of its partitions."""
+    return events, {place: sha256(repr(place).encode()).digest() for place in events}
+
+
 def at(lsn: int, seq: int, *, is_open: bool = False) -> Frontiers:
     """Return frontiers after one committed batch: three events of users, one of orders."""
     frontiers = Frontiers("p", 2, position(), {})
-    frontiers.add({USERS: 3, ORDERS: 1})
+    frontiers.add(*batch({USERS: 3, ORDERS: 1}), seq)
     frontiers.acknowledged(position(end_lsn=lsn, seq=seq, is_open=is_open), {USERS: 17, ORDERS: 5})
     return frontiers
 
@@ -43,7 +54,7 @@ def test_no_frontier_inside_a_transaction() -> None:
 
 def test_events_wait_for_the_frontier_after_the_transactions_end() -> None:
     frontiers = at(0x200, 4, is_open=True)
-    assert frontiers.add({USERS: 2}) == ((*ORDERS, 1), (*USERS, 5))
+    assert frontiers.add(*batch({USERS: 2}), 6).pending == ((*ORDERS, 1), (*USERS, 5))
     frontiers.acknowledged(position(end_lsn=0x300, seq=6), {USERS: 20})
     record = frontiers.take()
     assert record is not None
@@ -52,11 +63,11 @@ def test_events_wait_for_the_frontier_after_the_transactions_end() -> None:
 
 def test_an_unknown_end_postpones_the_frontier() -> None:
     frontiers = Frontiers("p", 1, position(), {})
-    frontiers.add({USERS: 1})
+    frontiers.add(*batch({USERS: 1}), 1)
     frontiers.acknowledged(position(end_lsn=0x200, seq=1), {USERS: -1})
     assert not frontiers.due
     assert frontiers.take(LSN(0x900)) is None
-    frontiers.add({USERS: 1})
+    frontiers.add(*batch({USERS: 1}), 2)
     frontiers.acknowledged(position(end_lsn=0x300, seq=2), {USERS: 4})
     record = frontiers.take()
     assert record is not None
@@ -66,20 +77,20 @@ def test_an_unknown_end_postpones_the_frontier() -> None:
 def test_an_end_below_what_was_acknowledged_before_is_a_loss() -> None:
     frontiers = at(0x200, 4)
     assert not frontiers.regressed
-    frontiers.add({USERS: 2})
+    frontiers.add(*batch({USERS: 2}), 6)
     # Two more records, and yet it ends at the same offset.
     frontiers.acknowledged(position(end_lsn=0x300, seq=6), {USERS: 17})
     assert frontiers.regressed == {USERS: (17, 18)}
 
 
 def test_a_loss_that_was_outgrown_shows_by_the_count() -> None:
-    whole = at(0x200, 4)
-    whole.take()
-    whole.add({ORDERS: 3})
-    whole.acknowledged(position(end_lsn=0x300, seq=7), {ORDERS: 7})
-    assert not whole.regressed, "it ends beyond where it ended"
-    assert whole.take() is not None
-    assert whole.regressed == {ORDERS: (7, 8)}
+    complete = at(0x200, 4)
+    complete.take()
+    complete.add(*batch({ORDERS: 3}), 7)
+    complete.acknowledged(position(end_lsn=0x300, seq=7), {ORDERS: 7})
+    assert not complete.regressed, "it ends beyond where it ended"
+    assert complete.take() is not None
+    assert complete.regressed == {ORDERS: (7, 8)}
 
 
 def test_an_idle_pipelines_frontier_moves_on_without_events() -> None:
@@ -94,4 +105,36 @@ def test_a_restart_takes_up_what_no_frontier_covers() -> None:
     record = frontiers.take()
     assert record is not None
     assert (record.lsn, record.seq, record.partitions) == (LSN(0x200), 4, ((*USERS, 18, 3),))
-    assert frontiers.add({}) == ()
+    assert frontiers.add({}, {}, 4).pending == ()
+
+
+def test_what_an_older_version_left_pending_has_no_digest_and_the_next_frontier_has() -> None:
+    resume = position(end_lsn=0x200, seq=4, pending=((*USERS, 3),))
+    frontiers = Frontiers("p", 1, resume, {USERS: 18})
+    assert frontiers.add(*batch({ORDERS: 1}), 5).digests is None
+    frontiers.acknowledged(position(end_lsn=0x300, seq=5), {ORDERS: 6})
+    without = frontiers.take()
+    assert without is not None
+    assert (without.digests, without.chunks) == (None, ())
+    pending = frontiers.add(*batch({USERS: 2}), 7)
+    assert (pending.chunks, pending.chain) == ((2,), without.chain)
+    frontiers.acknowledged(position(end_lsn=0x400, seq=7), {USERS: 21})
+    following = frontiers.take()
+    assert following is not None
+    assert (following.chunks, following.previous) == ((2,), without.chain)
+    assert following.digests is not None
+
+
+def test_a_restart_continues_the_chain_and_the_digests_from_the_resume_record() -> None:
+    frontiers = Frontiers("p", 1, position(), {})
+    frontiers.add(*batch({USERS: 3}), 3)
+    frontiers.acknowledged(position(end_lsn=0x200, seq=3), {USERS: 3})
+    first = frontiers.take()
+    frontiers.add(*batch({USERS: 1}), 4)
+    pending = frontiers.add(*batch({USERS: 2, ORDERS: 2}), 8)
+    resumed = replace(position(end_lsn=0x300, seq=8), **pending._asdict())
+    ends = {USERS: 9, ORDERS: 2}
+    frontiers.acknowledged(resumed, ends)
+    assert Frontiers("p", 1, resumed, ends).take() == frontiers.take()
+    assert first is not None
+    assert resumed.chain == first.chain == digests.chain(first)

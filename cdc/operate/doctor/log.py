@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.log.publisher import TRANSACTION_TIMEOUT_SECONDS
+from cdc.operate.doctor.archive import check_archive
 from cdc.operate.doctor.topics import (
     DURABLE_COPIES,
     check_examined,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cdc.log.resume import Resume
     from cdc.log.topic_monitor import Examined
     from cdc.log.topics import Topic
+    from cdc.operate.doctor.archive import ArchiveFacts
 
 
 class LogFacts(NamedTuple):
@@ -38,6 +40,7 @@ class LogFacts(NamedTuple):
     resume: Resume | None
     transaction_log: TopicFacts | None  # the brokers' own topic
     examined: Examined | None
+    archive: ArchiveFacts | None = None
 
 
 def check_log(config: Config, facts: LogFacts) -> list[Finding]:
@@ -48,6 +51,7 @@ def check_log(config: Config, facts: LogFacts) -> list[Finding]:
         *_topics(config, facts),
         *check_retention(config, facts.topics),
         *check_examined(config, facts.examined),
+        *check_archive(config, facts.archive),
     ]
 
 

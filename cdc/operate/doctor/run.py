@@ -7,14 +7,16 @@ while a daemon runs.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from cdc.config import Config, without_passwords
 from cdc.errors import CDCError
+from cdc.log import follower_reports, reader, topics
 from cdc.log import inspection as log_inspection
-from cdc.log import reader, topics
 from cdc.log.client import reach
+from cdc.log.frontier_tail import UnappliedReader
 from cdc.log.inspection import TRANSACTION_LOG
 from cdc.log.topic_monitor import TopicMonitor
 from cdc.operate import facts
@@ -27,6 +29,7 @@ from cdc.operate.doctor import (
     requirements,
     verdict,
 )
+from cdc.operate.doctor.archive import NAME, ArchiveFacts
 from cdc.operate.doctor.log import LogFacts, check_log
 from cdc.operate.doctor.source import check_source
 from cdc.operate.doctor.tables import check_tables
@@ -34,7 +37,7 @@ from cdc.operate.facts import SourceFacts
 from cdc.operate.findings import Finding, error, warning
 from cdc.publication.plan import has_topic
 from cdc.source.connection import connect
-from cdc.source.tables import Table
+from cdc.source.tables import SourceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -111,7 +114,9 @@ def _reported(
         yield kind(check, failure.what, failure.hint)
 
 
-def _log_facts(config: Config, tables: list[Table], findings: list[Finding]) -> LogFacts | None:
+def _log_facts(
+    config: Config, tables: list[SourceTable], findings: list[Finding]
+) -> LogFacts | None:
     try:
         reach(config)
         client = topics.admin(config)
@@ -130,12 +135,20 @@ def _log_facts(config: Config, tables: list[Table], findings: list[Finding]) -> 
             transactions=transactions,
             resume=resume,
             examined=TopicMonitor(config, client).examine(*resume) if resume else None,
+            archive=_archive(config) if resume and config.archive.path else None,
         )
     except CDCError as failure:
         findings.append(
             error("kafka", f"{failure.what} ({config.log.bootstrap_servers})", failure.hint)
         )
         return None
+
+
+def _archive(config: Config) -> ArchiveFacts:
+    record = follower_reports.read(config).get(NAME)
+    with closing(UnappliedReader(config)) as log:
+        unapplied = log.unapplied(record.place) if record else None
+    return ArchiveFacts(record, unapplied, time.time())
 
 
 def _probe(config: Config) -> str | None:

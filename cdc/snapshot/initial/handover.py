@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from cdc.errors import FencedError, GapError, UnavailableError
-from cdc.log import frontiers, names, reader, resume, topics
+from cdc.log import digests, frontiers, names, reader, resume, topics
 from cdc.log.completeness import Completeness
 from cdc.log.publisher import fence
 from cdc.log.records import FrontierRecord, Replacement, ResumePosition
@@ -46,8 +46,9 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
     now_us = time.time_ns() // 1_000
     position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
     publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
-    publisher.add(*resume.record(config, position))
-    publisher.add(*_frontier(config, plan, known, resumed[1], position))
+    frontier = _frontier(config, plan, known, resumed[1], position)
+    publisher.add(*resume.record(config, replace(position, chain=frontier.chain)))
+    publisher.add(*frontiers.record(config, frontier))
     mine = [each for each in known.ranges if each.generation == plan.generation]
     rows = [each for each in mine if each.part == "rows"]
     done = replace(
@@ -137,8 +138,12 @@ def _frontier(
     known: topic.InitialLog,
     before: ResumePosition,
     position: ResumePosition,
-) -> topic.Record:
-    """Return the frontier record of the consistent point; its events are all committed by now."""
+) -> FrontierRecord:
+    """Return the frontier of the consistent point; its events are all committed by now.
+
+    It has no digests: the producers' records of the ranges are mixed in the partitions. The chain
+    covers its counts and ends.
+    """
     events = dict(sorted(known.events.items()))
     ends = reader.written_ends(config, list(events))
     frontier = FrontierRecord(
@@ -149,8 +154,9 @@ def _frontier(
         committed_at_us=plan.taken_at_us,
         partitions=tuple((*place, ends[place], count) for place, count in events.items()),
         holes=position.seq - before.seq - sum(events.values()),
+        digests=None if events else (),
     )
-    return frontiers.record(config, frontier)
+    return digests.sealed(frontier, before.chain)
 
 
 def newest_seq(plan: Plan, known: topic.InitialLog) -> int:

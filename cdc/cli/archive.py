@@ -1,0 +1,64 @@
+"""`cdc archive run|status`: every record of the log, kept in a Delta table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, example, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.group(epilog=example("cdc archive run", "cdc archive status", "cdc archive status --json"))
+def archive() -> None:
+    """Keep every record of the log in one Delta table, or show what it holds.
+
+    With the archive, Kafka needs to keep the log only until it is archived: see docs/ARCHIVE.md.
+    """
+
+
+@archive.command(
+    epilog=example("cdc archive run", "cdc archive run --once", "cdc archive run --until 0/16E9088")
+)
+@with_config
+@click.option("--once", is_flag=True, help="End when all that is in the log now is archived.")
+@click.option("--until", metavar="LSN", help="End when this LSN is archived, such as 0/16E9088.")
+@as_json
+def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None:
+    """Archive the log, until stopped: each record exactly once, one commit for each cut.
+
+    Runs jobs/archive.py on Spark, as `cdc follow` runs followers. The position is in the table: the
+    job may be killed at any time, and run twice without harm. Before anything of a cut is written,
+    its records are compared with the counts and digests of the log.
+    """
+    from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
+
+    _need("cdc archive run", config)
+    given = [*(("--until", until) if until else ()), *(("--once",) if once else ())]
+    become("archive", given + ["--json"] * as_json)
+
+
+@archive.command(epilog=example("cdc archive status", "cdc archive status --json"))
+@with_config
+@as_json
+def status(config: Config, *, as_json: bool) -> None:
+    """Show up to where the log is archived, how large the archive is, and how fast it grows."""
+    from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
+
+    _need("cdc archive status", config)
+    become("archived", ["--json"] * as_json, "status", spark=False)
+
+
+def _need(what: str, config: Config) -> None:
+    """Raise ConfigError without an archive, MissingExtraError without its extra."""
+    from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help
+    from cdc.runtime import extras  # noqa: PLC0415 - as above
+
+    if config.archive.path is None:
+        raise ConfigError(
+            "no archive is configured", hint="set archive.path to where its table shall be"
+        )
+    extras.require(what, "spark")

@@ -1,0 +1,180 @@
+"""Compare what the topics hold with the digests of the frontier records.
+
+Reads the frontier topic from its beginning, and between each two frontiers the records of every
+partition. What retention has deleted can't be compared: it is only named.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cdc.errors import GapError
+from cdc.log import names, records
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
+from cdc.verify.digests import CutCheck, FrontierChain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cdc.config import Config
+    from cdc.events import LSN
+    from cdc.log.partitions import Partition
+    from cdc.log.records import FrontierRecord
+
+# How many events are read at a time, unless one frontier counts more.
+_MOST_EVENTS: Final = 200_000
+_MOST_FRONTIERS: Final = 1_000
+# Sentences kept.
+MOST_FINDINGS: Final = 100
+
+
+class TopicsProof(NamedTuple):
+    """What was found; the topics are unaltered if there are no findings."""
+
+    seq_from: int | None  # the first seq that was compared with digests; None: none was
+    seq: int  # of the last frontier
+    lsn: LSN | None
+    chain: str
+    events: int
+    undigested: int  # events whose frontiers have no digests
+    findings: tuple[str, ...]
+    anchored: bool  # whether a frontier has the chain that was looked for
+
+
+class Known(NamedTuple):
+    """What is known of the chain: by LSN and seq of some frontiers, and one to look for."""
+
+    chains: Mapping[tuple[LSN, int], str] = MappingProxyType({})
+    anchor: str | None = None
+
+
+def prove(config: Config, upto: LSN | None = None, known: Known | None = None) -> TopicsProof:
+    """Read and compare everything up to an LSN, or to the newest frontier."""
+    with closing(RangeReader(config)) as reader:
+        return _Proving(config, reader, upto, known or Known()).run()
+
+
+class _Proving:
+    def __init__(self, config: Config, reader: RangeReader, upto: LSN | None, known: Known) -> None:
+        self._config, self._reader, self._upto, self._known = config, reader, upto, known
+        self._topic = names.frontier_topic(config.prefix)
+        self._ends: dict[Partition, int] = {}
+        self._chain = FrontierChain()
+        self._findings: list[str] = []
+        self._from: int | None = None
+        self._last: FrontierRecord | None = None
+        self._events = self._undigested = 0
+        self._anchored = False
+
+    def run(self) -> TopicsProof:
+        batch: list[FrontierRecord] = []
+        events = 0
+        for record in self._frontiers():
+            batch.append(record)
+            events += sum(count for *_, count in record.partitions)
+            if events >= _MOST_EVENTS or len(batch) >= _MOST_FRONTIERS:
+                self._compare(batch)
+                batch, events = [], 0
+        self._compare(batch)
+        last = self._last
+        return TopicsProof(
+            self._from,
+            last.seq if last else 0,
+            last.lsn if last else None,
+            self._chain.chain,
+            self._events,
+            self._undigested,
+            tuple(self._findings[:MOST_FINDINGS]),
+            self._anchored,
+        )
+
+    def _frontiers(self) -> Iterator[FrontierRecord]:
+        """Yield the frontier records, each after its place in the chain was checked."""
+        place = (self._topic, 0)
+        with closing(RangeReader(self._config)) as own:
+            for _, messages in own.pieces(own.confirmed([place])):
+                for message in messages:
+                    value = message.value() or b""
+                    record = records.decode(records.FrontierRecord, value, self._topic)
+                    if record.pipeline != self._config.pipeline:
+                        continue
+                    if self._upto is not None and record.lsn > self._upto:
+                        return
+                    found = self._chain.add(record)
+                    offset = message.offset()
+                    self._findings += [
+                        f"{self._topic} [0] offset {offset}: the frontier {record.lsn} (seq"
+                        f" {record.seq}) {each.what}"
+                        for each in found
+                    ]
+                    self._last = record
+                    self._compare_chain(record)
+                    yield record
+
+    def _compare_chain(self, record: FrontierRecord) -> None:
+        self._anchored |= record.chain == self._known.anchor
+        expected = self._known.chains.get((record.lsn, record.seq), record.chain)
+        if expected != record.chain:
+            at = f"the frontier {record.lsn} (seq {record.seq})"
+            self._findings.append(f"{at} has another chain than in the archive")
+
+    def _compare(self, batch: list[FrontierRecord]) -> None:
+        """Compare the records between the frontier before the batch and its last one."""
+        if batch and not self._ends and not _starts_the_log(batch[0]):
+            # Where its records begin is in a frontier that retention has deleted.
+            self._move(batch.pop(0))
+        if not batch:
+            return
+        above = batch[0].seq - sum(n for *_, n in batch[0].partitions) - batch[0].holes
+        seqs = f"seq {above + 1} to {batch[-1].seq}"
+        ranges = self._ranges(batch)
+        try:
+            left = {each: self._reader.remaining(each, wanted) for each, wanted in ranges.items()}
+        except GapError as error:
+            self._findings.append(f"{seqs}: {error.what}")
+            return
+        kept = {each: wanted for each, wanted in ranges.items() if left[each] == wanted}
+        self._read(CutCheck(batch), kept, seqs)
+        if kept == ranges and self._from is None:
+            self._from = above + 1
+        for record in batch:
+            events = sum(n for *_, n in record.partitions)
+            self._events += events
+            self._undigested += events if record.digests is None else 0
+
+    def _ranges(self, batch: list[FrontierRecord]) -> dict[Partition, Range]:
+        """Return the offsets that frontiers cover, and move past them."""
+        ranges: dict[Partition, Range] = {}
+        for record in batch:
+            for topic, number, end, _ in record.partitions:
+                place = (topic, number)
+                first = ranges.get(place, Range(self._ends.get(place, 0), end)).start
+                ranges[place] = Range(first, end)
+            self._move(record)
+        return ranges
+
+    def _read(self, check: CutCheck, ranges: dict[Partition, Range], seqs: str) -> None:
+        """Compare the records in the ranges."""
+        checks = {each: check.partition(each) for each in ranges}
+        for partition, messages in self._reader.pieces(ranges):
+            checks[partition].add(
+                [message.offset() or 0 for message in messages],
+                [message.key() for message in messages],
+                [message.value() for message in messages],
+            )
+        for partition, each in checks.items():
+            start, end = ranges[partition]
+            for found in each.finish():
+                place = f"{found.topic} [{found.partition}] offsets {start} to {end - 1}"
+                self._findings.append(f"{place} ({seqs}) {found.what}")
+
+    def _move(self, record: FrontierRecord) -> None:
+        for topic, number, end, _ in record.partitions:
+            self._ends[topic, number] = end
+
+
+def _starts_the_log(record: FrontierRecord) -> bool:
+    return record.seq == record.holes + sum(events for *_, events in record.partitions)

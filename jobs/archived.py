@@ -1,0 +1,157 @@
+"""Read the archive: `cdc archive status`, `cdc prove` and `cdc history`. No Spark is needed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc.cli.options import as_json as json_option
+from cdc.cli.options import echo, next_step, print_json, with_config
+from cdc.errors import Exit
+from cdc.events import LSN
+from cdc.operate.readable import duration, size
+from lockstep.jobs.apply import app
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.verify.topics import TopicsProof
+    from lockstep.jobs.archiving.proving import Proof
+
+
+@click.group("archived", epilog="\b\nExample:\n  python jobs/archived.py prove --offline")
+def main() -> None:
+    """Read the archive."""
+
+
+@main.command()
+@with_config
+@json_option
+def status(config: Config, *, as_json: bool) -> None:
+    """Show what the archive holds; see `cdc archive status`."""
+    from lockstep.jobs.archiving.describing import describe  # noqa: PLC0415 - not for --help
+
+    found = describe(config)
+    if as_json:
+        print_json(found)
+        return
+    at = datetime.fromtimestamp(found["committed_at_us"] / 1e6, UTC)
+    echo(f"archive    {found['path']}")
+    echo(f"frontier   {found['lsn']}, seq {found['seq']}, committed {at:%Y-%m-%d %H:%M:%S} UTC")
+    echo(f"lag        {_lag(found)}")
+    echo(f"holds      {found['records']:,} records in {found['cuts']:,} cuts")
+    echo(
+        f"size       {size(found['bytes'])} in {found['files']} files ({found['small_files']}"
+        f" small), {found['bytes_per_record']} bytes a record"
+    )
+    echo(f"growth     {found['records_per_day']:,} records, {size(found['bytes_per_day'])} a day")
+    echo(
+        f"price      {found['price_per_month']} a month, in a year"
+        f" {found['price_per_month_in_a_year']}"
+    )
+    next_step("`cdc prove` checks it; `cdc doctor` shows how short Kafka may keep the log")
+
+
+def _lag(found: dict[str, Any]) -> str:
+    if found["lag_events"] is None:
+        return f"unknown: {found['log']}"
+    if not found["lag_events"]:
+        return "none"
+    return f"{found['lag_events']:,} events, {duration(found['lag_seconds'])}"
+
+
+@main.command()
+@with_config
+@click.option("--lsn", type=LSN.parse)
+@click.option("--offline", is_flag=True)
+@click.option("--chain")
+@json_option
+def prove(
+    config: Config, lsn: LSN | None, chain: str | None, *, offline: bool, as_json: bool
+) -> Exit:
+    """Recompute every digest; see `cdc prove`."""
+    from cdc.verify import topics  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.archiving import proving  # noqa: PLC0415 - as above
+    from lockstep.jobs.archiving.running import opened  # noqa: PLC0415 - as above
+
+    kept = proving.prove(config, opened(config), lsn, chain) if config.archive.path else None
+    known = topics.Known(kept.chains if kept else {}, chain)
+    live = None if offline else topics.prove(config, lsn, known)
+    findings = [f"log: {each}" for each in (live.findings if live else ())]
+    findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
+    if chain is not None and not any(each.anchored for each in (live, kept) if each):
+        findings.append(f"no frontier up to there has the chain {chain}")
+    if as_json:
+        print_json({"complete": not findings, "findings": findings, **_proofs(live, kept)})
+    else:
+        _print_proof(findings, live, kept)
+    return Exit.FAILED if findings else Exit.OK
+
+
+def _proofs(live: TopicsProof | None, kept: Proof | None) -> dict[str, Any]:
+    left_out = {"findings", "chains"}
+    return {
+        name: proof
+        and {key: value for key, value in proof._asdict().items() if key not in left_out}
+        for name, proof in (("log", live), ("archive", kept))
+    }
+
+
+def _print_proof(findings: list[str], live: TopicsProof | None, kept: Proof | None) -> None:
+    for each in findings:
+        echo(f"{click.style('✗', fg='red')} {each}")
+    if live is not None:
+        since = "nothing" if live.seq_from is None else f"seq {live.seq_from} to {live.seq}"
+        echo(f"log        {since}, {live.events:,} events{_without(live.undigested)}")
+        echo(f"           at {live.lsn}: chain {live.chain}")
+    if kept is not None:
+        erased = f", {kept.erased:,} records erased" if kept.erased else ""
+        echo(
+            f"archive    seq 1 to {kept.seq}, {kept.events:,} events in {kept.cuts:,}"
+            f" cuts{_without(kept.undigested)}{erased}"
+        )
+        echo(f"           at {kept.lsn}: chain {kept.chain}, digest {kept.digest}")
+    if findings:
+        next_step("restore what is named from a copy; a log without a gap archives it again")
+    else:
+        echo(f"{click.style('✓', fg='green')} complete and unaltered")
+        next_step("note the chain where the archive's writer can't change it; later: --chain")
+
+
+def _without(undigested: int) -> str:
+    return f" ({undigested:,} without digests: counted)" if undigested else ""
+
+
+@main.command()
+@with_config
+@click.argument("table")
+@click.argument("key")
+@json_option
+def history(config: Config, table: str, key: str, *, as_json: bool) -> Exit:
+    """Print every version of one row; see `cdc history`."""
+    from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
+
+    from lockstep.jobs.archiving import versions  # noqa: PLC0415 - as above
+
+    found = versions.history(config, table, key)
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return Exit.OK if found else Exit.FAILED
+    for each in found:
+        author = f"  by {each.author}" if each.author is not None else ""
+        where = f"{each.lsn} seq {each.seq} transaction {each.transaction}"
+        echo(f"{click.style(each.at, bold=True)}  {each.op}  {where}{author}")
+        for name in dict.fromkeys([*(each.before or {}), *(each.after or {})]):
+            old, new = (each.before or {}).get(name), (each.after or {}).get(name)
+            if old != new or each.before is None:
+                echo(f"    {name}: {old!r} → {new!r}")
+        if each.unknown:
+            echo(f"    not known: {', '.join(each.unknown)}")
+    if not found:
+        echo("neither archive nor log has a version of it")
+    return Exit.OK if found else Exit.FAILED
+
+
+if __name__ == "__main__":
+    app.run(main)

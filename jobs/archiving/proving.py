@@ -1,0 +1,294 @@
+"""Prove that the archive is complete and unaltered up to an LSN, or name what is not.
+
+Four things are recomputed, from the outside in: Delta's commits by their digests, each file by its
+SHA-256, each cut's Merkle roots and the digests of the partitions from its records, and both
+chains: of the cut records and of the log's frontiers. Nothing but the storage is needed.
+
+A record that was erased has its leaf instead of its salt: the Merkle root closes with it. The
+digests of its partition can't be recomputed then; they were when it was archived.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from cdc.errors import CDCError, ConfigError
+from cdc.events import LSN
+from cdc.log import names, records
+from cdc.verify.digests import CutCheck, FrontierChain
+from lockstep.jobs.archiving import layout, merkle
+from lockstep.jobs.archiving.rows import archive_topic
+from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered
+from lockstep.jobs.archiving.table import CHECKPOINT, HINT, check_commits, stated_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from cdc.config import Config
+    from cdc.log.records import FrontierRecord
+    from cdc.verify.digests import SpanCheck
+    from lockstep.jobs.archiving.layout import CutRecord, Span
+    from lockstep.jobs.archiving.table import Archive
+
+# Seqs of missing events that a sentence names.
+_NAMED: Final = 5
+# Cuts whose chains are kept, for the comparison with the topics.
+_CHAINS: Final = 100_000
+
+
+class Proof(NamedTuple):
+    """What was found; the archive is complete and unaltered if there are no findings."""
+
+    cuts: int
+    events: int
+    records: int
+    erased: int
+    undigested: int  # events of frontiers without digests, proved by the Merkle roots alone
+    seq: int
+    lsn: str
+    chain: str  # of the log's frontiers
+    digest: str  # of the newest cut record
+    findings: tuple[str, ...]
+    anchored: bool  # whether a frontier has the chain that was looked for
+    chains: dict[tuple[LSN, int], str]  # of the frontiers that end the newest cuts
+
+
+def prove(
+    config: Config, archive: Archive, upto: LSN | None = None, anchor: str | None = None
+) -> Proof:
+    """Recompute everything up to an LSN, or all; look for a frontier with the chain `anchor`.
+
+    Raises ConfigError if there is no archive.
+    """
+    proving = _Proving(config, archive, upto, anchor)
+    proving.run()
+    return proving.proof()
+
+
+class _Proving:
+    def __init__(
+        self, config: Config, archive: Archive, upto: LSN | None, anchor: str | None
+    ) -> None:
+        self._config, self._archive, self._upto, self._anchor = config, archive, upto, anchor
+        self._findings: list[str] = []
+        self._cuts = self._events = self._records = self._erased = self._undigested = 0
+        self._newest: CutRecord | None = None
+        self._digest = ""
+        self._chain = FrontierChain("", 0)
+        self._last: FrontierRecord | None = None  # not above `upto`
+        self._anchored = False
+        self._chains: dict[tuple[LSN, int], str] = {}
+
+    def proof(self) -> Proof:
+        last = self._last
+        return Proof(
+            self._cuts, self._events, self._records, self._erased, self._undigested,
+            last.seq if last else 0, str(last.lsn) if last else "0/0", last.chain if last else "",
+            self._digest, tuple(self._findings), self._anchored, self._chains,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        places = self._places()
+        if places is None:
+            return
+        sound = [place for place in places if self._is_sound(place)]
+        stored = Stored(self._archive.files, sound)
+        for record, value in self._cut_records(stored):
+            self._cut(stored, record, value)
+            if self._upto is not None and LSN.parse(record.lsn) >= self._upto:
+                return
+        self._expect_end()
+
+    # -- Delta's log, and the files ----------------------------------------------------------------
+
+    def _places(self) -> list[Place] | None:
+        """Return the files that the newest version has; None if it can't be read."""
+        self._check_log()
+        try:
+            self._archive.find()
+            return [Place.of(add) for add in self._archive.added().values()]
+        except (CDCError, ValueError, KeyError, TypeError, OSError):
+            self._findings.append(f"{self._archive.path}: Delta's log can't be read")
+            return None
+
+    def _check_log(self) -> None:
+        """Check Delta's commits and its newest checkpoint, byte by byte."""
+        files = self._archive.files
+        names_ = files.names("_delta_log")
+        commits = {int(name[:20]): name for name in names_ if name.endswith(".json")}
+        if not commits:
+            raise ConfigError(
+                f"there is no archive at {self._archive.path}",
+                hint="`cdc archive run` creates it; archive.path may name another place",
+            )
+        checkpoints = [int(name[:20]) for name in names_ if CHECKPOINT.match(name)]
+        # Delta deletes old commits, but never the first one after its last checkpoint.
+        first = min(commits) if max(checkpoints, default=-1) >= min(commits) - 1 else 0
+        missing = sorted(set(range(first, max(commits))) - commits.keys())
+        self._findings += [f"_delta_log/{each:020d}.json is missing" for each in missing]
+        read = {name: files.read(f"_delta_log/{name}") for _, name in sorted(commits.items())}
+        self._findings += [
+            f"_delta_log/{name} {what}" for name, what in check_commits(iter(read.items()))
+        ]
+        for name, digest in stated_checkpoint(read[commits[max(commits)]]).items():
+            try:
+                found = sha256(files.read(f"_delta_log/{name}")).hexdigest()
+            except FileNotFoundError:
+                self._findings.append(f"_delta_log/{name} is missing")
+                continue
+            # A newer checkpoint, which the next commit will state, has replaced the hint.
+            if found != digest and not (name == HINT and max(checkpoints) >= max(commits)):
+                self._findings.append(f"_delta_log/{name} is not what was written")
+
+    def _is_sound(self, place: Place) -> bool:
+        found = is_unaltered(self._archive.files, place)
+        if found:
+            return True
+        self._findings.append(f"{place} is {'missing' if found is None else 'altered'}")
+        return False
+
+    # -- cuts --------------------------------------------------------------------------------------
+
+    def _cut_records(self, stored: Stored) -> Iterator[tuple[CutRecord, bytes]]:
+        topic = archive_topic(self._config.prefix)
+        values = [value.as_py() for rows in stored.all_of(topic) for value in rows["value"]]
+        found = []
+        for value in values:
+            try:
+                found.append((layout.decode(value), value))
+            except msgspec.MsgspecError:
+                self._findings.append("a cut record can't be read")
+        yield from sorted(found, key=lambda each: each[0].number)
+
+    def _cut(self, stored: Stored, record: CutRecord, value: bytes) -> None:
+        before, number = self._newest, record.number
+        expected = before.number + 1 if before else 1
+        if number != expected:
+            lost = f"seq {(before.seq if before else 0) + 1} to {record.above}"
+            self._findings.append(f"cuts {expected} to {number - 1} ({lost}) are missing")
+        elif record.previous != self._digest:
+            self._say(record, "does not continue the cut before it")
+        elif record.above != (before.seq if before else 0):
+            self._say(record, f"starts after seq {record.above}")
+        if layout.root(record.spans) != record.root:
+            self._say(record, "has another root than its spans")
+        self._newest, self._digest = record, layout.digest(value)
+        self._cuts += 1
+        frontiers = self._frontiers(stored, record)
+        check = CutCheck(frontiers)
+        seqs: list[int] = []
+        for span in record.spans:
+            self._span(stored, record, span, check.partition((span.topic, span.partition)), seqs)
+        spans = {(span.topic, span.partition) for span in record.spans}
+        for topic, partition in set(check.partitions) - spans:
+            self._say(record, f"has no span of {topic} [{partition}]")
+        self._expect_dense(record, frontiers, seqs)
+        self._events += record.events
+        self._records += record.records
+
+    def _frontiers(self, stored: Stored, record: CutRecord) -> list[FrontierRecord]:
+        """Return the cut's frontier records, each after its place in the chain was checked."""
+        found = []
+        for frontier in self._decoded(stored, record):
+            for each in self._chain.add(frontier):
+                what = f"the frontier {frontier.lsn} (seq {frontier.seq}) {each.what}"
+                self._say(record, what)
+            self._anchored |= frontier.chain == self._anchor
+            if self._upto is None or frontier.lsn <= self._upto:
+                self._last = frontier
+            if frontier.digests is None:
+                self._undigested += sum(events for *_, events in frontier.partitions)
+            found.append(frontier)
+        if not found or found[-1].chain != record.chain or found[-1].seq != record.seq:
+            self._say(record, "does not hold the frontier that it states")
+        if found:
+            self._chains[found[-1].lsn, found[-1].seq] = found[-1].chain
+            if len(self._chains) > _CHAINS:
+                del self._chains[next(iter(self._chains))]
+        return found
+
+    def _decoded(self, stored: Stored, record: CutRecord) -> Iterator[FrontierRecord]:
+        topic = names.frontier_topic(self._config.prefix)
+        for rows in stored.span(record.number, topic, 0):
+            for value in rows["value"].to_pylist():
+                try:
+                    frontier = records.decode(records.FrontierRecord, value or b"", topic)
+                except CDCError:
+                    self._say(record, "has a frontier record that can't be read")
+                    continue
+                if frontier.pipeline == record.pipeline:
+                    yield frontier
+
+    def _span(
+        self, stored: Stored, record: CutRecord, span: Span, check: SpanCheck, seqs: list[int]
+    ) -> None:
+        tree, erased = merkle.Tree(), 0
+        for rows in stored.span(record.number, span.topic, span.partition):
+            columns: dict[str, list[Any]] = rows.select(
+                ["offset", "key", "value", "salt", "leaf"]
+            ).to_pydict()
+            for offset, key, value, salt, leaf in zip(*columns.values(), strict=True):
+                erased += leaf is not None
+                tree.add(leaf if leaf is not None else merkle.leaf(salt, offset, key, value))
+            if not erased:
+                check.add(columns["offset"], columns["key"], columns["value"])
+            if span.events:
+                seqs += _seqs(rows)
+        self._erased += erased
+        place = f"{span.topic} [{span.partition}] offsets {span.start} to {span.end - 1}"
+        if tree.count != span.records:
+            what = f"{place}: {tree.count} records, where {span.records} were archived"
+            self._say(record, what)
+        elif tree.root().hex() != span.root:
+            self._say(record, f"{place}: its records are not those that were archived")
+        elif not erased:
+            for each in check.finish():
+                self._say(record, f"{place}: {each.what}")
+
+    def _expect_dense(
+        self, record: CutRecord, frontiers: list[FrontierRecord], seqs: list[int]
+    ) -> None:
+        """Check that each seq of the cut is there once; an initial snapshot leaves holes."""
+        holes = sum(each.holes for each in frontiers)
+        if len(seqs) == record.seq - record.above - holes and (
+            holes or len(set(seqs)) == len(seqs)
+        ):
+            return
+        if holes:
+            self._say(record, f"{len(seqs)} events of {record.events} are there")
+            return
+        missing = sorted(set(range(record.above + 1, record.seq + 1)) - set(seqs))
+        named = ", ".join(map(str, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")
+        self._say(record, f"lacks {len(missing)} events: seq {named}")
+
+    def _expect_end(self) -> None:
+        """Check that the newest cut is the one that the newest commit states."""
+        if self._upto is not None:
+            at = self._newest.lsn if self._newest else "0/0"
+            self._findings.append(f"the archive ends at {at}, before {self._upto}")
+        try:
+            stated = self._archive.position().newest
+        except (CDCError, msgspec.MsgspecError):
+            self._findings.append("the newest commit states no position")
+            return
+        number = self._newest.number if self._newest else 0
+        if stated is not None and stated.number > number:
+            self._findings.append(f"cuts {number + 1} to {stated.number} are missing")
+
+    def _say(self, record: CutRecord, what: str) -> None:
+        cut = f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"
+        self._findings.append(f"{cut}: {what}")
+
+
+def _seqs(rows: pa.Table) -> list[int]:
+    """Return the seqs of the events among rows: those with an operation."""
+    return [
+        seq
+        for seq, op in zip(rows["seq"].to_pylist(), rows["op"].to_pylist(), strict=True)
+        if op is not None
+    ]

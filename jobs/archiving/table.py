@@ -1,0 +1,205 @@
+"""The archive's Delta table: opened, created, and committed to, each commit with its digest.
+
+A commit is one file of Delta's log that must not exist yet, written by us (`sinks.delta.actions`):
+so of two copies of the archive one is first, and the other reads the table again. Its metadata has
+the archive's position, and two digests: of the commit before it, as that is stored, and of itself,
+computed with zeros in its own place. It has the digests of Delta's newest checkpoint, too. So no
+byte of Delta's log changes unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from deltalake import DeltaTable
+from pyarrow.fs import FileSelector
+
+from cdc.errors import ConfigError, StoreLostError
+from lockstep.jobs.archiving import layout
+from lockstep.sinks.delta import lake, log
+from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.layout import facts, metadata, struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from lockstep.jobs.archiving.layout import Position
+    from lockstep.sinks.delta.actions import Action
+
+_ZEROS: Final = "0" * 64
+_OWN: Final = re.compile(rb'("own\\*": \\*")[0-9a-f]{64}')
+_LOG: Final = "_delta_log"
+HINT: Final = "_last_checkpoint"
+CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.")
+_COMMIT: Final = re.compile(r"\d{20}\.json")
+_PROPERTIES: Final = {"delta.appendOnly": "false"}
+_CHECKPOINT_EVERY: Final = 50
+
+
+class Archive:
+    """One archive."""
+
+    def __init__(self, path: str, storage: Mapping[str, str], pipeline: str) -> None:
+        self.path, self._storage, self._pipeline = path, dict(storage), pipeline
+        self.files = Files(path, storage)
+        self._table: DeltaTable | None = None
+        self._checkpoint: dict[str, str] | None = None  # None: not known
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table; available after `find` or `open`."""
+        assert self._table is not None, "it was opened"
+        return self._table
+
+    def find(self) -> bool:
+        """Load the table's newest version; return whether it exists."""
+        self._table = lake.opened(self.path, self._storage)
+        return self._table is not None
+
+    def open(self) -> Position:
+        """Load the table, create a missing one; return its position."""
+        if not self.find():
+            lake.made(
+                self.path,
+                struct(layout.DELTA_COLUMNS, "archive"),
+                self._storage,
+                properties=_PROPERTIES,
+                facts={"pipeline": self._pipeline},
+                about="lockstep archive",
+            )
+            self.find()
+        return self.position()
+
+    def position(self) -> Position:
+        """Return the position in the newest commit of ours."""
+        stated = lake.newest_facts(self.table)
+        if not stated and self.table.version():
+            raise StoreLostError(
+                f"{self.path}: no commit of the archive is left in Delta's log",
+                hint="restore _delta_log from a backup of the storage",
+            )
+        owner = stated.get("pipeline", self._pipeline)
+        if owner != self._pipeline:
+            raise ConfigError(
+                f"{self.path} is the archive of pipeline {owner}",
+                hint="give each pipeline an archive.path of its own",
+            )
+        return layout.position(self._pipeline, stated)
+
+    def commit(self, actions: Sequence[Action], position: Position, operation: str) -> None:
+        """Commit the version after the loaded one; raise ConflictError if it exists."""
+        version = self.table.version() + 1
+        before = self.read(f"_delta_log/{version - 1:020d}.json")
+        if self._checkpoint is None:
+            self._checkpoint = self._newest_checkpoint()
+        about = layout.facts(position) | {
+            "before": sha256(before).hexdigest(),
+            "own": _ZEROS,
+            "checkpoint": self._checkpoint,
+        }
+        now = int(time.time() * 1_000)
+        info = {
+            "timestamp": now,
+            "operation": operation,
+            "operationParameters": {},
+            "isolationLevel": "Serializable",
+            "isBlindAppend": operation == "WRITE",
+            "engineInfo": "lockstep",
+            "readVersion": version - 1,
+            "userMetadata": metadata(**about),
+        }
+        lines: list[Action] = [{"commitInfo": info}, *actions]
+        text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines).encode()
+        self.files.put_new(f"_delta_log/{version:020d}.json", _with_own(text, _digest(text)))
+        self.table.update_incremental()
+        if version % _CHECKPOINT_EVERY == 0:
+            with lake.translated(self.path):
+                self.table.create_checkpoint()
+            self._checkpoint = None
+
+    def _newest_checkpoint(self) -> dict[str, str]:
+        """Return the digests of the newest checkpoint's files, and of the file that names it."""
+        names = [name for name in self.files.names(_LOG) if CHECKPOINT.match(name)]
+        newest = max(names, default=HINT)
+        mine = [name for name in names if name[:20] == newest[:20]] + [HINT] * bool(names)
+        return {name: sha256(self.files.read(f"{_LOG}/{name}")).hexdigest() for name in mine}
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes; raise FileNotFoundError if there is none."""
+        with log.files(self.table).open_input_file(name) as file:
+            return bytes(file.read())
+
+    def added(self) -> dict[str, dict[str, Any]]:
+        """Return the add action of each file."""
+        return log.added(self.table)
+
+    def removed_since(self, oldest: datetime) -> set[str]:
+        """Return the files that commits since then have removed."""
+        found = set()
+        for name in self._commits_since(oldest):
+            for line in self.read(f"_delta_log/{name}").splitlines():
+                if remove := json.loads(line).get("remove"):
+                    found.add(remove["path"])
+        return found
+
+    def _commits_since(self, oldest: datetime) -> list[str]:
+        found = log.files(self.table).get_file_info(FileSelector("_delta_log"))
+        return [
+            each.base_name
+            for each in found
+            if _COMMIT.fullmatch(each.base_name) and each.mtime >= oldest
+        ]
+
+
+def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each altered commit, and what is wrong; `texts` are in their order.
+
+    The commit that created the table, by delta-rs, has no digests; the next one has its own.
+    """
+    before: tuple[str, bytes] | None = None
+    for name, text in texts:
+        try:
+            own, previous = _digests(text)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            own = previous = None
+            yield name, "can't be read: it was altered"
+            before = None
+            continue
+        if own is not None and own != _digest(text):
+            yield name, "is not what was written"
+        elif previous is not None and before and sha256(before[1]).hexdigest() != previous:
+            yield before[0], "is not what the next commit continues"
+        if own is None and int(name[:20]) > 0:
+            yield name, "was not written by the archive"
+        before = name, text
+
+
+def _digests(text: bytes) -> tuple[str | None, str | None]:
+    first = json.loads(text.split(b"\n", 1)[0])
+    stated = facts(first["commitInfo"].get("userMetadata"))
+    own, before = stated.get("own"), stated.get("before")
+    return own and str(own), before and str(before)  # type: ignore[return-value]
+
+
+def _digest(text: bytes) -> str:
+    """Return the digest that a commit has of itself."""
+    return sha256(_with_own(text, _ZEROS)).hexdigest()
+
+
+def _with_own(text: bytes, digest: str) -> bytes:
+    return _OWN.sub(lambda match: match[1] + digest.encode(), text, count=1)
+
+
+def stated_checkpoint(text: bytes) -> dict[str, str]:
+    """Return the digests of checkpoint files that a commit states; none if it can't be read."""
+    try:
+        first = json.loads(text.split(b"\n", 1)[0])
+        found = facts(first["commitInfo"].get("userMetadata")).get("checkpoint")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}

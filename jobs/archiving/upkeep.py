@@ -1,0 +1,107 @@
+"""Join the archive's small files, and delete files that no commit names any more.
+
+Joined files have the same rows, sorted together: a commit removes the small files and adds the
+joined ones, at the archive's own position. Readers, and the Merkle trees, see no difference.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector
+
+from cdc import failpoints
+from lockstep.jobs.archiving import layout
+from lockstep.jobs.archiving.writing import FILE_SUFFIX, removed, write
+from lockstep.sinks.delta import lake, log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.config.archive import Archive as Settings
+    from lockstep.jobs.archiving.layout import Position
+    from lockstep.jobs.archiving.table import Archive
+
+# Files above this size stay as they are.
+SMALL_BYTES: Final = 32 << 20
+# The size of small files, as Parquet, that become one file.
+_JOINED_BYTES: Final = 64 << 20
+_FEWEST: Final = 8  # small files that are worth joining
+# So that a reader that has just opened an old version can read it.
+_MORE_HOURS: Final = 1
+
+
+class Upkeep:
+    """Does what is due, between two cuts."""
+
+    def __init__(self, archive: Archive, settings: Settings) -> None:
+        self._archive, self._settings = archive, settings
+        self._done_at = time.monotonic()
+
+    def tick(self, position: Position) -> None:
+        """Join and delete files if the time has come."""
+        minutes = self._settings.optimize_minutes
+        if minutes and time.monotonic() - self._done_at >= 60 * minutes:
+            self.join(position)
+            self.vacuum()
+            self._done_at = time.monotonic()
+
+    def join(self, position: Position) -> int:
+        """Join small files; return how many were."""
+        if position.newest is None:
+            return 0
+        small = [add for add in self._archive.added().values() if add["size"] < SMALL_BYTES]
+        many = 0
+        for group in _groups(small):
+            rows = pa.concat_tables(self._rows(add) for add in group)
+            joined = write(self._archive.files, rows, is_new=False)
+            failpoints.reach("archive_joined")
+            self._archive.commit([*map(removed, group), joined], position, "OPTIMIZE")
+            many += len(group)
+        return many
+
+    def _rows(self, add: dict[str, Any]) -> pa.Table:
+        with log.files(self._archive.table).open_input_file(add["path"]) as file:
+            return pq.read_table(file, page_checksum_verification=True).cast(layout.SCHEMA)
+
+    def vacuum(self) -> int:
+        """Delete files that no version within the retention names, and old commits; count them.
+
+        Without a commit: delta-rs' own vacuum writes some, which would have no digests.
+        """
+        if not self._settings.vacuum_hours:
+            return 0
+        archive = self._archive
+        oldest = datetime.now(UTC) - timedelta(hours=self._settings.vacuum_hours + _MORE_HOURS)
+        files = log.files(archive.table)
+        needed = archive.added().keys() | archive.removed_since(oldest)
+        old = [
+            each.path
+            for each in files.get_file_info(FileSelector(""))
+            if each.base_name.endswith(FILE_SUFFIX)
+            and each.base_name not in needed
+            and each.mtime < oldest
+        ]
+        for path in old:
+            files.delete_file(path)
+        with lake.translated(archive.path):
+            archive.table.cleanup_metadata()
+        return len(old)
+
+
+def _groups(small: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield files that become one; those written one after another, so of adjacent cuts."""
+    group: list[dict[str, Any]] = []
+    size = 0
+    for add in sorted(small, key=lambda add: add["modificationTime"]):
+        group.append(add)
+        size += add["size"]
+        if size >= _JOINED_BYTES:
+            yield group
+            group, size = [], 0
+    if len(group) >= _FEWEST:
+        yield group

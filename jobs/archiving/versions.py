@@ -1,0 +1,307 @@
+"""Every version of one row: from the archive, and from the topics what is not archived yet.
+
+The events of a key, and the truncates of its table, in the order of seq. Columns that Postgres did
+not send are filled from the version before. Who made a change is in a logical message of the same
+transaction, with the prefix `audit`.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cdc.config.patterns import parse_table_pattern
+from cdc.errors import ConfigError
+from cdc.events import LSN
+from cdc.log import names, reader, records
+from cdc.log.dead_letters import DeadLetterAssembler, Pointer
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
+from lockstep.jobs.archiving.rows import key_hash
+from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.cuts.reduce import lsn_of
+from lockstep.sinks.contract import Applied
+from lockstep.sinks.delta import lake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cdc.config import Config
+    from cdc.log.records import SchemaRecord
+    from lockstep.jobs.archiving.table import Archive
+
+AUTHOR: Final = "audit"  # the prefix of the logical messages that name an author
+_OPS: Final = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
+
+
+class _Source(msgspec.Struct):
+    seq: int
+    commit_lsn: str
+    ts_us: int
+    epoch: int
+    tx: int | None = msgspec.field(default=None, name="txId")
+    unchanged: tuple[str, ...] = ()
+    dead: Pointer | None = None
+
+
+class _Message(msgspec.Struct):
+    prefix: str
+    content: str
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    message: _Message | None = None
+
+
+_event: Final = msgspec.json.Decoder(_Event).decode
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a row, or its end."""
+
+    at: str  # of the commit, ISO 8601
+    lsn: str
+    transaction: int | None
+    seq: int
+    op: str
+    before: dict[str, Any] | None  # None: no row, or none that the log knows
+    after: dict[str, Any] | None
+    unknown: tuple[str, ...]  # columns of `after` whose values no version has
+    author: Any  # what the application gave, None if nothing
+    held_by: str  # archive or topic
+
+
+def history(config: Config, table: str, key: str) -> list[Version]:
+    """Return every version of the row, oldest first."""
+    archive = opened(config) if config.archive.path else None
+    if archive is not None and not archive.find():
+        archive = None
+    searches: list[_InArchive | _InTopics] = [_InArchive(config, archive)] if archive else []
+    position = archive.position().applied if archive else Applied.beginning(config.pipeline, 1)
+    searches.append(_InTopics(config, position))
+    with closing(searches[-1]):  # type: ignore[type-var]
+        keys = _keys(table, key, [each for search in searches for each in search.schemas()])
+        topic = _topic(config, table)
+        return list(_versions(searches, topic, keys))
+
+
+def _topic(config: Config, table: str) -> str:
+    schema, name = _table(table)
+    return names.data_topic(config.prefix, schema, name)
+
+
+def _table(table: str) -> tuple[str, str]:
+    try:
+        pattern = parse_table_pattern(table)
+        found = pattern.exact
+    except ValueError as error:
+        raise ConfigError(
+            f"{table!r} names no table: {error}", hint="write schema.table"
+        ) from error
+    if found is None:
+        raise ConfigError(f"{table!r} names several tables", hint="write schema.table")
+    return found
+
+
+def _keys(table: str, text: str, versions: Iterable[SchemaRecord]) -> set[bytes]:
+    """Return the forms that the key may have in the log, of any version of the table."""
+    wanted = _table(table)
+    columns = {each.key for each in versions if (each.schema, each.table) == wanted} - {()}
+    if not columns:
+        raise ConfigError(
+            f"neither archive nor log has a table {table} with a key",
+            hint="write it as `cdc table list` does, with its schema",
+        )
+    try:
+        given = msgspec.json.decode(text.encode())
+    except msgspec.MsgspecError:
+        given = text
+    found = set[bytes]()
+    for names_of_key in columns:
+        if isinstance(given, dict):
+            if set(given) == set(names_of_key):
+                found.add(msgspec.json.encode({name: given[name] for name in names_of_key}))
+        elif len(names_of_key) == 1:
+            forms = [given, text] if isinstance(given, int | float | bool) else [text]
+            found |= {msgspec.json.encode({names_of_key[0]: form}) for form in forms}
+    if not found:
+        one = min(columns)
+        raise ConfigError(
+            f"the key of {table} has the columns {', '.join(one)}",
+            hint='give a JSON object of them: {"' + '": …, "'.join(one) + '": …}',
+        )
+    return found
+
+
+def _versions(
+    searches: list[_InArchive | _InTopics], topic: str, keys: set[bytes]
+) -> Iterator[Version]:
+    known: dict[str, Any] | None = None
+    seen = 0
+    for search in searches:
+        found = list(search.events(topic, keys))  # before dead letters are read
+        events = [_event(search.complete(value)) for value in found]
+        events = [each for each in events if each.source.seq > seen]
+        authors = search.authors({lsn_of(each.source.commit_lsn) for each in events})
+        for event in sorted(events, key=lambda each: each.source.seq):
+            source, seen = event.source, event.source.seq
+            if event.op == "t" and known is None:
+                continue  # before the row was there
+            before = None
+            if event.op != "c" and (known or event.before):
+                before = {**(known or {}), **(event.before or {})}  # it may be the key alone
+            after, unknown = _filled(event, known)
+            yield Version(
+                at=datetime.fromtimestamp(source.ts_us / 1e6, UTC).isoformat(),
+                lsn=source.commit_lsn,
+                transaction=source.tx,
+                seq=source.seq,
+                op=_OPS.get(event.op, event.op),
+                before=before,
+                after=after,
+                unknown=unknown,
+                author=authors.get(lsn_of(source.commit_lsn)),
+                held_by=search.name,
+            )
+            known = after
+
+
+def _filled(
+    event: _Event, known: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Return the row after an event, and the columns whose values are not known."""
+    if event.after is None:
+        return None, ()
+    unsent = event.source.unchanged
+    stored = known or {}
+    after = {
+        name: stored.get(name) if name in unsent else value for name, value in event.after.items()
+    }
+    unknown = tuple(name for name in unsent if name not in stored)
+    return {name: value for name, value in after.items() if name not in unknown}, unknown
+
+
+class _InArchive:
+    """Searches the archive."""
+
+    name = "archive"
+
+    def __init__(self, config: Config, archive: Archive) -> None:
+        self._prefix, self._table = config.prefix, archive.table
+
+    def schemas(self) -> Iterator[SchemaRecord]:
+        topic = names.schema_topic(self._prefix)
+        rows = lake.read(self._table, ["key", "value"], f"topic = {_quoted(topic)}").to_pylist()
+        for row in rows:
+            if records.is_schema_key(row["key"] or b"") and row["value"]:
+                yield records.decode(records.SchemaRecord, row["value"], topic)
+
+    def events(self, topic: str, keys: set[bytes]) -> Iterator[bytes]:
+        hashes = ", ".join(str(key_hash(key)) for key in keys)
+        where = f"topic = {_quoted(topic)} AND (key_hash IN ({hashes}) OR op = 't')"
+        for row in lake.read(self._table, ["key", "value", "op"], where).to_pylist():
+            if row["op"] is not None and (row["key"] in keys or row["op"] == "t"):
+                yield row["value"]
+
+    def complete(self, value: bytes) -> bytes:
+        """Return an event; that of the dead letter that it points to."""
+        pointer = _event(value).source.dead
+        if pointer is None:
+            return value
+        topic, seq = names.dead_topic(self._prefix), _event(value).source.seq
+        where = f"topic = {_quoted(topic)} AND seq = {seq}"
+        rows = lake.read(self._table, ["offset", "key", "value"], where).to_pylist()
+        return _letter(pointer, ((row["offset"], row["key"], row["value"]) for row in rows))
+
+    def authors(self, lsns: set[int]) -> dict[int, Any]:
+        if not lsns:
+            return {}
+        topic = names.messages_topic(self._prefix)
+        listed = ", ".join(map(str, sorted(lsns)))
+        where = f"topic = {_quoted(topic)} AND commit_lsn IN ({listed})"
+        rows = lake.read(self._table, ["value"], where)["value"].to_pylist()
+        return _authors(rows)
+
+
+class _InTopics:
+    """Searches the topics, from where the archive ends."""
+
+    name = "topic"
+
+    def __init__(self, config: Config, applied: Applied) -> None:
+        self._config, self._ends = config, applied.end_of
+        self._reader = RangeReader(config)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def schemas(self) -> list[SchemaRecord]:
+        return reader.read_schemas(self._config)
+
+    def events(self, topic: str, keys: set[bytes]) -> Iterator[bytes]:
+        for key, value in self._records(topic):
+            if value is not None and (key in keys or (key is None and _event(value).op == "t")):
+                yield value
+
+    def complete(self, value: bytes) -> bytes:
+        """Return an event; that of the dead letter that it points to."""
+        pointer = _event(value).source.dead
+        if pointer is None:
+            return value
+        found = enumerate(self._records(names.dead_topic(self._config.prefix)))
+        mine = ((at, *record) for at, record in found)
+        return _letter(pointer, mine)
+
+    def authors(self, lsns: set[int]) -> dict[int, Any]:
+        if not lsns:
+            return {}
+        topic = names.messages_topic(self._config.prefix)
+        found = _authors(value for _, value in self._records(topic) if value is not None)
+        return {lsn: author for lsn, author in found.items() if lsn in lsns}
+
+    def _records(self, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
+        resume = reader.read_resume(self._config)
+        count = resume[0].partitions.get(topic, 1) if resume else 1
+        places = [(topic, number) for number in range(count)]
+        left = {}
+        for place in places:
+            there = self._reader.confirmed_if_exists(place)
+            if there is not None:  # the archive has the events of a deleted topic
+                left[place] = Range(max(there.start, self._ends.get(place, 0)), there.end)
+        for _, messages in self._reader.pieces(left):
+            for message in messages:
+                yield message.key(), message.value()
+
+
+def _letter(pointer: Pointer, found: Iterable[tuple[int, bytes | None, bytes | None]]) -> bytes:
+    letters = DeadLetterAssembler()
+    for _, key, value in sorted(found, key=lambda each: each[0]):
+        letters.add(key, value)
+    return letters.event(pointer)
+
+
+def _authors(values: Iterable[bytes]) -> dict[int, Any]:
+    """Return what messages give as author, by the commit LSN of their transactions."""
+    found = {}
+    for value in values:
+        event = _event(value)
+        if event.message is not None and event.message.prefix == AUTHOR:
+            content = b64decode(event.message.content)
+            try:
+                author = msgspec.json.decode(content)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                author = content.decode("utf-8", "replace")
+            found[int(LSN.parse(event.source.commit_lsn))] = author
+    return found
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

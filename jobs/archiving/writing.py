@@ -1,0 +1,109 @@
+"""Write rows to files of the archive, as its next commit names them.
+
+A file is made in memory, sorted, and written once it has enough rows: so its SHA-256 is known, and
+its add action has it as a tag. A file that no commit names is deleted by the next vacuum.
+"""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lockstep.jobs.archiving import layout
+from lockstep.sinks.delta.stats import Stats
+
+if TYPE_CHECKING:
+    from lockstep.sinks.delta.actions import Action, Files
+
+SHA256: Final = "lockstep.sha256"  # the tag of a file's digest
+FILE_SUFFIX: Final = ".zstd.parquet"
+# The size of a file's rows in memory; some eighth of it as Parquet.
+_FILE_BYTES: Final = 128 << 20
+# Readers of one key decompress complete pages.
+_PAGE_BYTES: Final = 256 << 10
+_GROUP_ROWS: Final = 100_000
+_NAMES: Final = ["topic", "op", "cut", "partition", "commit_lsn", "committed_at"]
+_NUMBERS: Final = {"offset": "DELTA_BINARY_PACKED", "seq": "DELTA_BINARY_PACKED"}
+
+
+class Writer:
+    """Collects rows; `finish` returns the actions that add their files."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._actions: list[Action] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows; those of a full file are written."""
+        self._held.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes >= _FILE_BYTES:
+            self._write()
+
+    def finish(self) -> list[Action]:
+        """Write what is left; return the actions."""
+        self._write()
+        return self._actions
+
+    def _write(self) -> None:
+        held, self._held, self._bytes = self._held, [], 0
+        if held:
+            self._actions.append(write(self._files, pa.Table.from_batches(held)))
+
+
+def write(files: Files, rows: pa.Table, *, is_new: bool = True) -> dict[str, Any]:
+    """Write one file; return the action that adds it. Not `is_new`: its rows were there before."""
+    rows = rows.sort_by([(name, "ascending") for name in layout.SORTED_BY])
+    data = as_parquet(rows)
+    path = f"part-{uuid4()}{FILE_SUFFIX}"
+    files.put(path, data)
+    stats = Stats(layout.SCHEMA)
+    stats.add(rows)
+    return {
+        "add": {
+            "path": path,
+            "partitionValues": {},
+            "size": len(data),
+            "modificationTime": int(time.time() * 1_000),
+            "dataChange": is_new,
+            "stats": stats.json(),
+            "tags": {SHA256: sha256(data).hexdigest()},
+        }
+    }
+
+
+def as_parquet(rows: pa.Table) -> bytes:
+    """Return a file's bytes."""
+    to = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        to,
+        layout.SCHEMA,
+        compression="zstd",
+        use_dictionary=_NAMES,
+        column_encoding=_NUMBERS,
+        data_page_size=_PAGE_BYTES,
+        coerce_timestamps="us",
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_table(rows, row_group_size=_GROUP_ROWS)
+    data: bytes = to.getvalue().to_pybytes()
+    return data
+
+
+def removed(add: dict[str, Any]) -> Action:
+    """Return the action that removes a file whose rows are in another one."""
+    return {
+        "remove": {
+            "path": add["path"],
+            "deletionTimestamp": int(time.time() * 1_000),
+            "dataChange": False,
+            "size": add["size"],
+        }
+    }

@@ -1,0 +1,60 @@
+"""`cdc archive`, `cdc prove` and `cdc history` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cdc.errors import Exit
+from tests.fixtures.archived import Archived
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+
+_SECONDS = 120
+
+
+def cdc(made: PipelineUnderTest, *arguments: str) -> tuple[int, Any]:
+    """Run a command with --json; return its exit code and what it printed."""
+    command = [str(Path(sys.executable).with_name("cdc")), *arguments, "--json"]
+    done = subprocess.run(
+        command,
+        env={"PATH": "/usr/bin:/bin", "LOCKSTEP_CONFIG": str(made.config_file)},
+        capture_output=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert done.returncode in {0, 1}, done.stderr.decode()
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_an_archive_is_described_and_proved_and_has_a_rows_history(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    made = pipeline(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        archive={"path": str(tmp_path / "archive"), "every_seconds": 0},
+    )
+    made.start().wait_ready()
+    made.database.execute(
+        "INSERT INTO users VALUES (7, 'a')", "UPDATE users SET name = 'b' WHERE id = 7"
+    )
+    archived = Archived(made)
+    archived.reach()
+    position = archived.position().applied
+    code, described = cdc(made, "archive", "status")
+    assert (code, described["seq"], described["lag_events"]) == (0, position.seq, 0)
+    code, proof = cdc(made, "prove")
+    assert (code, proof["complete"], proof["findings"]) == (0, True, [])
+    chain = proof["archive"]["chain"]
+    assert cdc(made, "prove", "--offline", "--chain", chain)[0] == Exit.OK
+    code, proof = cdc(made, "prove", "--offline", "--chain", "x")
+    assert (code, proof["complete"], proof["log"]) == (Exit.FAILED, False, None)
+    code, found = cdc(made, "history", "public.users", "7")
+    assert (code, [each["op"] for each in found]) == (0, ["insert", "update"])
+    assert cdc(made, "history", "public.users", "8") == (Exit.FAILED, [])
+    next((tmp_path / "archive").glob("part-*")).unlink()
+    code, proof = cdc(made, "prove", "--offline")
+    assert code == Exit.FAILED
+    assert any("part-" in each for each in proof["findings"])
