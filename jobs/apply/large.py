@@ -115,7 +115,7 @@ class Large:
     ) -> tuple[set[str], int]:
         """Apply the cut to the store, except for `commit`; return the tables and the bytes.
 
-        `spark` is the batch's session: Spark finds data sources only in the active one.
+        `spark` must be the active session: Spark finds data sources only there.
         """
         self._spark = spark
         own = f"{self._config.prefix}.cdc."
