@@ -6,13 +6,18 @@ Pure values and protocols, independent of any store. Bytes of rows and keys are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
+import msgspec
+
+from cdc.encode.alterations import altered
 from cdc.errors import ConfigError, OvertakenError
 from cdc.events import LSN, table_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from cdc.log.records import Alteration
 
 
 class Column(NamedTuple):
@@ -24,6 +29,7 @@ class Column(NamedTuple):
     modifier: int
     nullable: bool | None
     mask: str | None = None
+    attnum: int | None = None  # its number in the table, if it is proven
 
 
 class Version(NamedTuple):
@@ -69,6 +75,73 @@ class Changes(NamedTuple):
     def version(self) -> Version:
         """The newest version."""
         return self.versions[-1]
+
+
+class Altered(NamedTuple):
+    """How DDL has changed the rows of a table at a seq, of which no event reports."""
+
+    seq: int
+    before: Version
+    version: Version
+    alteration: Alteration
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The former name of each column that is not new, by its name."""
+        return {each.name: each.was for each in self.alteration.columns if each.was is not None}
+
+    @property
+    def missing(self) -> dict[str, bytes]:
+        """The JSON of each new column's value in older rows, by its name."""
+        new = (each for each in self.alteration.columns if each.was is None)
+        return {each.name: (each.missing or "null").encode() for each in new}
+
+    def row(self, row: bytes) -> bytes:
+        """Return an older row with the version's columns; what it lacks is still unknown."""
+        return _encode(altered(self.alteration, _decode(row), _NULL, _value, _as_text))
+
+    def key(self, key: bytes) -> bytes:
+        """Return a row's key with the present names of its columns."""
+        names = {was: name for name, was in self.sources.items()}
+        return _encode({names.get(name, name): value for name, value in _decode(key).items()})
+
+    def former_key(self, key: bytes) -> bytes:
+        """Return a row's key with the former names of its columns."""
+        names = self.sources
+        return _encode({names.get(name, name): value for name, value in _decode(key).items()})
+
+    def renamed(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the present names of columns, without those that were dropped."""
+        present = {was: name for name, was in self.sources.items()}
+        return tuple(present[name] for name in names if name in present)
+
+    @staticmethod
+    def names(row: bytes) -> Collection[str]:
+        """Return the names of the columns that a row has."""
+        return _decode(row).keys()
+
+    def change(self, change: Change) -> Change:
+        """Return an older change as one of the version, with the seq that it has."""
+        return change._replace(
+            key=None if change.key is None else self.key(change.key),
+            row=None if change.row is None else self.row(change.row),
+            before=None if change.before is None else self.row(change.before),
+            unchanged=self.renamed(change.unchanged),
+            schema_id=self.version.schema_id,
+        )
+
+
+_decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_NULL: Final = msgspec.Raw(b"null")
+
+
+def _value(text: str) -> msgspec.Raw:
+    return msgspec.Raw(text.encode())
+
+
+def _as_text(number: msgspec.Raw) -> msgspec.Raw:
+    return number if number == _NULL else msgspec.Raw(b'"%b"' % bytes(number))
 
 
 class Applied(NamedTuple):
@@ -251,6 +324,22 @@ class Generations(Sink, Protocol):
         """Yield each row's key, its seq and its stored value as JSON, in any order.
 
         The value is b"" for a row that is known but not visible to readers.
+        """
+        ...
+
+
+@runtime_checkable
+class Alterable(Protocol):
+    """A sink that changes the stored rows of a table itself, as DDL has changed the table's.
+
+    For any other sink with `Generations` the follower reads and writes each row.
+    """
+
+    def alter(self, altered: Altered) -> None:
+        """Change the rows that are older than `altered.seq`; called between `begin` and `commit`.
+
+        Every change with a lower seq was passed to `write`, and none with a higher one. In a store
+        that was interrupted after it, it has no effect.
         """
         ...
 

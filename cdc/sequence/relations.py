@@ -289,20 +289,21 @@ def _has_type_of_catalog(request: RelationRequest, column: SchemaColumn) -> bool
 def _places_since(request: RelationRequest, versions: list[SchemaRecord]) -> ColumnPositions:
     """Return the columns' positions in a relation that is older than the catalog.
 
-    If no column was dropped since the newest version, the relation has the first of all columns
-    that there are today: numbers are given in order. Otherwise nothing is proven.
+    Only if the newest version and the catalog together leave one possibility.
     """
-    published, seen = request.published, request.columns
-    stored, before = request.facts.stored, versions[-1] if versions else None
+    published, stored = request.published, request.facts.stored
+    before = versions[-1] if versions else None
     if published is None or stored is None or before is None or not before.attributes:
         return {}
-    numbers = [column.attnum for column in before.columns]
-    older = [each for each in published.attnums if each <= before.attributes]
-    newer = [each for each in published.attnums if each > before.attributes]
-    every = list(range(before.attributes + 1, stored.attributes + 1))
-    if older != numbers or newer != every or not len(numbers) <= len(seen) <= len(older + newer):
+    numbers = [column.attnum for column in before.columns if column.attnum is not None]
+    if len(numbers) < len(before.columns):
         return {}
-    return {attnum: frozenset({at}) for at, attnum in enumerate((older + newer)[: len(seen)])}
+    possible = column_identity.possible_numbers(
+        len(request.columns), numbers, before.attributes, published.attnums, stored.attributes
+    )
+    if possible is None:
+        return {}
+    return {attnum: frozenset({at}) for at, attnum in enumerate(possible)}
 
 
 def _places_in_catalog(request: RelationRequest) -> ColumnPositions:

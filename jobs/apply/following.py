@@ -17,6 +17,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -35,6 +36,8 @@ from lockstep.jobs.apply.applying import Applying
 from lockstep.jobs.apply.large import Large
 from lockstep.jobs.apply.running import Run, with_remedy
 from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.cuts.altered import alterations, parts
+from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.dead_letters import CutLetters
 from lockstep.jobs.cuts.reduce import Bounds
 from lockstep.jobs.cuts.schemas import Schemas
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.apply.applying import TableChanges
     from lockstep.jobs.cuts.cutting import Cut, CutPart
     from lockstep.jobs.cuts.reduce import Events
-    from lockstep.sinks.contract import Sink
+    from lockstep.sinks.contract import Altered, Sink
 
 # Cuts of up to this many events are read, reduced and written in the driver, for the lowest
 # latency.
@@ -287,6 +290,7 @@ class Batches:
         self._run = run
         self._reader = RangeReader(config)
         self._schemas = Schemas(config)
+        self._chosen = Chosen(config, config.followers[name])
         self._applying = Applying(sink, self._schemas.of)
         self._large = Large(config, sink, self._schemas, self._applying, self._reader)
         follower = config.followers[name]
@@ -364,7 +368,8 @@ class Batches:
             records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}
             self._check(cut, records)
             torn = cut.above < self._torn
-            named, size = self._large.apply(spark, cut, letters, miscounted, torn=torn)
+            altered = self._altered(records)
+            named, size = self._large.apply(spark, cut, letters, miscounted, altered, torn=torn)
         else:
             named, size = self._apply_small(cut, records, letters)
         self._sink.commit(applied)
@@ -381,12 +386,37 @@ class Batches:
     ) -> tuple[set[str], int]:
         self._check(cut, records)
         failpoints.reach("follow_read")
-        tables = self._reduced(cut, records, letters)
+        altered = self._altered(records)
+        by_topic = self._by_topic(records)
+        plain = {topic: each for topic, each in by_topic.items() if topic not in altered}
+        tables = self._reduced(cut, plain, letters)
         failpoints.reach("follow_reduced")
-        for _ in self._applying.write(cut.seq, tables):
+        versions = [each for table in tables for each in table.changes.versions]
+        self._applying.begin(cut.seq, versions, altered.values())
+        for table in tables:
+            self._applying.write_table(table)
+            failpoints.reach("follow_written")
+        for topic, its in altered.items():
+            self._applying.alter(
+                topic,
+                partial(parts, by_topic.get(topic, [])),
+                Bounds(cut.above, cut.seq),
+                its,
+                letter=letters.event,
+                torn=cut.above < self._torn,
+            )
             failpoints.reach("follow_written")
         named = {table.changes.version.name for table in tables}
+        named |= {its[-1].version.name for its in altered.values()}
         return named, sum(each.size for each in records.values())
+
+    def _altered(self, records: Mapping[Partition, Records]) -> dict[str, list[Altered]]:
+        """Return what the cut's messages alter, by topic."""
+        found = records.get((names.messages_topic(self._config.prefix), 0))
+        if found is None:
+            return {}
+        events = (found.keys, found.values)
+        return alterations(events, self._chosen.follows, self._schemas.of)
 
     def _check(self, cut: Cut, records: Mapping[Partition, Records]) -> None:
         """Compare each partition's number of events with the frontiers' count."""
@@ -397,14 +427,18 @@ class Batches:
                 self._reader.expect_complete(place, Range(part.start, part.end))
                 raise miscounted(cut, part, len(read.values))
 
-    def _reduced(
-        self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters
-    ) -> list[TableChanges]:
+    def _by_topic(self, records: Mapping[Partition, Records]) -> dict[str, list[Events]]:
+        """Return the tables' events by topic, in their partitions."""
         by_topic: dict[str, list[Events]] = {}
         own = f"{self._config.prefix}.cdc."
         for (topic, _), each in sorted(records.items()):
             if not topic.startswith(own) and each.values:
                 by_topic.setdefault(topic, []).append((each.keys, each.values))
+        return by_topic
+
+    def _reduced(
+        self, cut: Cut, by_topic: Mapping[str, list[Events]], letters: CutLetters
+    ) -> list[TableChanges]:
         return [
             self._applying.reduce(
                 topic,

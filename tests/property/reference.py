@@ -137,7 +137,7 @@ def events(message: RowMessage, table: Described, place: Place) -> list[Expected
 def message(table: Described, place: Place, prefix: str, content: bytes) -> Expected:
     """Return a logical message of the database of `table`."""
     value = _event(table, place, place.seq, "m", None, None, [])
-    source = {**value["source"], "schema": "", "table": ""}  # type: ignore[dict-item]
+    source = {**value["source"], "schema": "", "table": ""}
     del source["schema_id"], value["before"], value["after"]
     carried = {
         "prefix": prefix,
