@@ -96,7 +96,7 @@ bench-against: setup ## run a workload here and at another commit in turns (REV=
 campaign: setup ## every attack at length: schedules, fuzzing, the model, faults (KILLS=1000, ARGS='--only faults')
 	@$(BIN)/python -m tests.campaign --kills $(KILLS) $(ARGS)
 
-cluster: setup ## hurt three Kafka brokers in turn under load (ROUNDS=40; LOCKSTEP_SEED=… repeats one)
+cluster: setup ## inject faults into three Kafka brokers in turn under load (ROUNDS=40; LOCKSTEP_SEED=… repeats one)
 	@LOCKSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/faults -m cluster $(ARGS)
 
 majors: setup ## every case, failovers, prepared transactions, lost slots on Postgres 15 to 18

@@ -28,6 +28,7 @@ from benchmarks import (
     latency,
     many_tables,
     memory_bigtx,
+    redis_truncate,
     resnapshot_live,
     result,
     snapshot_delta,
@@ -74,6 +75,7 @@ BENCHMARKS = {
     follow_delta_large.NAME: Benchmark(follow_delta_large.run, 5, 5),
     follow_many.NAME: Benchmark(follow_many.run, 3, 3),
     follow_restart.NAME: Benchmark(follow_restart.run, 8, 8),
+    redis_truncate.NAME: Benchmark(redis_truncate.run, 8, 8),
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

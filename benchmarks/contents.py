@@ -42,7 +42,7 @@ class EachIdOnce:
         self._seen = bytearray(rows + 1)
         self._events = 0
 
-    def take(self, key: bytes | None, value: bytes) -> None:  # noqa: ARG002 - the key tells all
+    def take(self, key: bytes | None, value: bytes) -> None:  # noqa: ARG002 - the key is enough
         number = row_id(key)
         if not 1 <= number <= self._rows or self._seen[number]:
             raise _wrong(self._table, f"an event of row {number} is a repeat or not ours")

@@ -152,8 +152,8 @@ def _result(
     drained: list[Drain],
     up: Servers,
 ) -> dict[str, Any]:
-    whole = result.median([each.cpu_s_per_million for each in drained])
-    assert whole is not None
+    total = result.median([each.cpu_s_per_million for each in drained])
+    assert total is not None
     rows = drained[0].rows
     return result.build(
         name=NAME,
@@ -162,13 +162,13 @@ def _result(
         limit=None,
         floor=None,
         peer=None,
-        cpu_s_per_million=whole,
+        cpu_s_per_million=total,
         peak_rss_mb=max(each.peak_rss_mb for each in drained),
         versions=up.versions,
         details={
             "rows": rows,
             "stages_us": {name: round(us, 2) for name, us in vars(path).items()},
-            "whole_us": round(whole, 2),
+            "total_us": round(total, 2),
             "postgres_us": _median_us([each.postgres_cpu_s for each in drained], rows),
             "broker_us": _median_us([each.broker_cpu_s for each in drained], rows),
             "value_ns": {kind: round(ns) for kind, ns in values.items()},

@@ -35,7 +35,7 @@ recorded frames; the last line is a complete drain of the same rows by `cdc run`
 
 _REST: Final = """\
 | the rest | {rest:.2f} | {rest_share:.0f} % | the loop, commits, feedback, metrics; caches shared |
-| **complete drain** | **{whole:.2f}** | 100 % | median of {runs} drains of {rows:,} rows |
+| **complete drain** | **{total:.2f}** | 100 % | median of {runs} drains of {rows:,} rows |
 
 Of encoding, {key:.2f} us are the key's. In addition to the daemon, each row takes {postgres:.2f} us
 of Postgres and {broker:.2f} us of the broker: if all three share {cores} cores, no such drain is
@@ -68,14 +68,14 @@ One event and its commit, one after another: what a latency is made of when noth
 
 def render(shown: Mapping[str, Any]) -> str:
     """Return the page."""
-    whole, stages = shown["whole_us"], shown["stages_us"]
+    total, stages = shown["total_us"], shown["stages_us"]
     lines = [
-        f"| {name.replace('_', ' ')} | {stages[name]:.2f} | {stages[name] / whole * 100:.0f} %"
+        f"| {name.replace('_', ' ')} | {stages[name]:.2f} | {stages[name] / total * 100:.0f} %"
         f" | {what} |\n"
         for name, what in _STAGES.items()
     ]
-    rest = whole - sum(stages[name] for name in _STAGES)
-    machine_us = whole + shown["postgres_us"] + shown["broker_us"]
+    rest = total - sum(stages[name] for name in _STAGES)
+    machine_us = total + shown["postgres_us"] + shown["broker_us"]
     machine = shown["machine"]
     head = _HEAD.format(cores=machine["cores"], cpu=machine["cpu"], commit=shown["commit"])
     return (
@@ -83,8 +83,8 @@ def render(shown: Mapping[str, Any]) -> str:
         + "".join(lines)
         + _REST.format(
             rest=rest,
-            rest_share=rest / whole * 100,
-            whole=whole,
+            rest_share=rest / total * 100,
+            total=total,
             runs=len(shown["runs"]["ours"]),
             rows=shown["rows"],
             key=stages["key"],

@@ -33,7 +33,7 @@ COLUMNS: Final = (
     (
         "note",
         "text",
-        "CASE WHEN mod({i}, 10) = 0 THEN 'said: \"call back\" ' || md5({i}::text) END",
+        "CASE WHEN mod({i}, 10) = 0 THEN 'note: \"call back\" ' || md5({i}::text) END",
     ),
     ("description", "text", "md5({i}::text) || md5(({i} + 1)::text)"),
     ("status", "varchar(16)", "(ARRAY['new', 'paid', 'sent', 'returned'])[1 + mod({i}, 4)]"),

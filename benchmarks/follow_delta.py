@@ -90,7 +90,7 @@ _APPLIED: Final = "lockstep/applied"
 def run(options: Options) -> dict[str, Any]:
     """Run the workload and return its result."""
     count = options.rows or _UPDATES
-    whole = MIRROR_ROWS if options.rows is None else 10 * count
+    mirror_rows = MIRROR_ROWS if options.rows is None else 10 * count
     with (
         servers.running(NAME, POSTGRES, keep=options.keep) as up,
         up.connect() as connection,
@@ -98,19 +98,19 @@ def run(options: Options) -> dict[str, Any]:
         lake, copy = up.place.folder / "lake", up.place.folder / "copy"
         mirror = lake / f"public.{rows.TABLE}"
         connection.execute(rows.CREATE_TABLE)
-        say(f"a table and its mirror of {whole:,} rows")
-        fill_table(connection, whole)
+        say(f"a table and its mirror of {mirror_rows:,} rows")
+        fill_table(connection, mirror_rows)
         mirror_of(connection, up.place.folder, mirror)
         shutil.copytree(mirror, copy)
         floor = floor_of(mirror, up.place.folder / "floor")
         backlog.publish(connection, (rows.TABLE,))
         # The backlog's changes are updates and add no row: only the load inserts rows.
-        store = DeltaStore(lake, whole - count)
+        store = DeltaStore(lake, mirror_rows - count)
         with slots.created(connection, _RUN):
-            update = Updates(whole)
+            update = Updates(mirror_rows)
             shown = FollowRun(_RUN, store, up, connection, options, fill=update).measure(count)
         peer = _peer(up, copy, count) if options.peer else None
-        return _result(shown, floor, peer, whole, up)
+        return _result(shown, floor, peer, mirror_rows, up)
 
 
 def fill_table(connection: psycopg.Connection, count: int) -> None:
@@ -124,8 +124,8 @@ def fill_table(connection: psycopg.Connection, count: int) -> None:
 class Updates:
     """Updates random rows, each at most once, in transactions of a few thousand."""
 
-    def __init__(self, whole: int) -> None:
-        self._complete = whole
+    def __init__(self, mirror_rows: int) -> None:
+        self._complete = mirror_rows
 
     def __call__(self, connection: psycopg.Connection, count: int) -> None:
         for first in range(0, count, _TRANSACTION_ROWS):
@@ -169,13 +169,13 @@ def mirror_of(connection: psycopg.Connection, folder: Path, path: Path) -> None:
         convert_options=pc.ConvertOptions(column_types=types),
     )
     facts = {"pipeline": _RUN, "generation": 1, "lsn": "0/1", "frontier": "0/1"}
-    said = CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
+    properties = CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
     for part in read:
         many = part.num_rows
         places = [pa.repeat(pa.scalar(0, pa.int64()), many)] * 2
         at = [pa.repeat(pa.scalar(0, ours["_committed_at"]), many), pa.nulls(many, EXACT_TYPE)]
         table = pa.Table.from_arrays([*part.columns, *places, *at], schema=schema)
-        write_deltalake(path, table, mode="append", commit_properties=said)
+        write_deltalake(path, table, mode="append", commit_properties=properties)
     file.unlink()
 
 
@@ -202,7 +202,7 @@ def _peer(up: Servers, copy: Path, count: int) -> dict[str, float]:
 
 
 def _result(
-    shown: Followed, floor: float, peer: dict[str, float] | None, whole: int, up: Servers
+    shown: Followed, floor: float, peer: dict[str, float] | None, mirror_rows: int, up: Servers
 ) -> dict[str, Any]:
     catch_up = shown.catch_up
     return result.build(
@@ -216,7 +216,7 @@ def _result(
         peak_rss_mb=max(catch_up.peak_rss_mb.values()),
         versions=up.versions,
         details={
-            "mirror_rows": whole,
+            "mirror_rows": mirror_rows,
             "rate": RATE,
             "p50_limit_ms": LIMIT_P50_MS,
             **shown.details(),

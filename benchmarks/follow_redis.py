@@ -43,7 +43,7 @@ class RedisStore:
     follower = FOLLOWER
 
     def __init__(self, url: str, pid: int) -> None:
-        self._url = url
+        self.url = url
         self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=60.0)
         self.section: dict[str, Any] = {"redis": {"url": url}}
         self.pids: tuple[int, ...] = (pid,)
@@ -52,8 +52,16 @@ class RedisStore:
         seq, applying = self._client.hmget(f"{RUN}:cdc:{self.follower}", "seq", "applying")
         return 0 if seq is None or applying else int(seq)
 
+    def keys(self, pattern: str) -> int:
+        """Return how many keys match a pattern."""
+        return sum(1 for _ in self._client.scan_iter(pattern, count=10_000))
+
+    def memory_bytes(self) -> int:
+        """Return the memory that the server uses."""
+        return int(self._client.info("memory")["used_memory"])
+
     def check(self, count: int) -> None:
-        found = sum(1 for _ in self._client.scan_iter(f"{RUN}:public.*", count=10_000))
+        found = self.keys(f"{RUN}:public.*")
         if found != count:
             raise BenchmarkError(
                 f"there are {found:,} keys for {count:,} rows", hint="the figure would not count"
@@ -79,7 +87,7 @@ class RedisStore:
         return keys / seconds
 
     def _sink_alone(self, keys: int) -> dict[str, float]:
-        sink = RedisSink(Settings(self._url, "alone", "alone"))
+        sink = RedisSink(Settings(self.url, "alone", "alone"))
         changes = [
             Change(b'{"id":%d}' % number, number, _ROW % number, 1, number, 0)
             for number in range(1, keys + 1)

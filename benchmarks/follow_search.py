@@ -21,10 +21,10 @@ from benchmarks import follow_server, rows
 from benchmarks.failure import BenchmarkError
 from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN, Workload, sink_alone
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache
 from cdc.playground.servers.opensearch import OpenSearch as OpenSearchServer
-from cdc.playground.servers.progress import Terminal
 from cdc.playground.servers.stack import LocalStack
+from cdc.runtime.artifacts import ArtifactCache, default_cache
+from cdc.runtime.progress import Terminal
 from lockstep.sinks.contract import Change, Column, Version
 from lockstep.sinks.opensearch.mapping import properties
 from lockstep.sinks.opensearch.sink import OpenSearchSink
@@ -76,8 +76,8 @@ class SearchStore:
     def seq(self) -> int:
         # 404 before there is a record, 503 just after its index was created, 429 when busy.
         how = {"_source_includes": "seq,applying", "ignore": (404, 429, 503)}
-        said = self._client.get(index=f"{RUN}-followers", id=self.follower, params=how)
-        found = said.get("_source", {})
+        response = self._client.get(index=f"{RUN}-followers", id=self.follower, params=how)
+        found = response.get("_source", {})
         return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
 
     def check(self, count: int) -> None:

@@ -282,7 +282,7 @@ def _result(
             "of_peer_p99": _ratio("p99_ms", ours, quickest),
             "librdkafka_of_peer": _ratio("p50_ms", librdkafka, quickest),
             "librdkafka_of_peer_p99": _ratio("p99_ms", librdkafka, quickest),
-            "beside": {latency.subject: _line(latency) for latency in shown},
+            "alongside": {latency.subject: _line(latency) for latency in shown},
             "commits": _commits(options.rate),
             "rate": options.rate,
             "seconds": options.seconds,

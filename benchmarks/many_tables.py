@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import daemon, drains, measure, result, servers
@@ -21,6 +21,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.progress import Every, say
 from cdc.config import load
 from cdc.log import reader, topics
+from cdc.log.consumer import LogConsumer
 from cdc.log.offsets import Question
 
 if TYPE_CHECKING:
@@ -230,10 +231,13 @@ def _paused(pid: int) -> Iterator[None]:
 def _check(config: Config, identity: ResumeIdentity) -> int:
     """Return how many events there are; raise if one is missing or duplicated."""
     seqs: list[int] = []
-    for message in reader.read_to_end(config, identity.partitions):
-        value = message.value() or b""
-        at = value.index(b'"seq":') + len(b'"seq":')
-        seqs.append(int(value[at : value.index(b"}", at)]))
+    partitions = [(name, at) for name, count in identity.partitions.items() for at in range(count)]
+    with closing(LogConsumer(config)) as consumer:
+        for _, messages in consumer.pieces(consumer.look_up(partitions)):
+            for message in messages:
+                value = message.value() or b""
+                at = value.index(b'"seq":') + len(b'"seq":')
+                seqs.append(int(value[at : value.index(b"}", at)]))
     if sorted(seqs) != list(range(1, len(seqs) + 1)):
         raise BenchmarkError(
             f"{len(seqs):,} events do not have every seq once",

@@ -20,8 +20,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from cdc.playground.servers import spark as files
-from cdc.playground.servers.progress import Progress
+from cdc.runtime import spark as files
+from cdc.runtime.progress import Progress
 from lockstep.jobs.spark.session import session
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from cdc.playground.servers.artifacts import Artifact, ArtifactCache, default_cache, parse_lock
-from cdc.playground.servers.java import find_java
 from cdc.playground.servers.jvm import class_path
-from cdc.playground.servers.progress import Terminal
+from cdc.runtime.artifacts import Artifact, ArtifactCache, default_cache, parse_lock
+from cdc.runtime.java import find_java
+from cdc.runtime.progress import Terminal
 
 _LOCK: Final = Path(__file__).parent / "debezium.lock"
 _INSTALLED: Final = Path("/usr/lib/jvm")

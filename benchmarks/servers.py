@@ -22,12 +22,12 @@ from confluent_kafka import Producer
 from benchmarks.progress import say
 from benchmarks.subject import Place
 from benchmarks.topics import Topics
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache
-from cdc.playground.servers.java import find_java
 from cdc.playground.servers.jvm import class_path
 from cdc.playground.servers.kafka import Kafka
-from cdc.playground.servers.progress import Terminal
 from cdc.playground.servers.stack import LocalStack
+from cdc.runtime.artifacts import ArtifactCache, default_cache
+from cdc.runtime.java import find_java
+from cdc.runtime.progress import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,15 +120,24 @@ def running(
 
     `broker` has settings that override Kafka's defaults.
     """
+    with folder_of(name, keep=keep) as folder:
+        # Tied: if this process is killed, the servers go too.
+        stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
+        try:
+            yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
+        finally:
+            stack.down()
+
+
+@contextmanager
+def folder_of(name: str, *, keep: bool) -> Iterator[Path]:
+    """Return a workload's folder, which is deleted at the end of the block unless `keep`."""
     folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-"))
     # If Postgres runs as another user, that user must be able to enter the folder.
     folder.chmod(0o755)
-    # Tied: if this process is killed, the servers go too.
-    stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
     try:
-        yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
+        yield folder
     finally:
-        stack.down()
         if keep:
             say(f"the servers' folder and the logs are left in {folder}")
         else:

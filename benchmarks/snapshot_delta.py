@@ -29,8 +29,8 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.progress import say
 from cdc.config import load
 from cdc.operate.commands.setup import set_up
-from cdc.playground.servers import spark as files
-from cdc.playground.servers.progress import Terminal
+from cdc.runtime import spark as files
+from cdc.runtime.progress import Terminal
 from cdc.snapshot.initial import session as initial
 from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows

@@ -95,8 +95,8 @@ def columns(recording: Recording) -> dict[str, float]:
     found = {}
     for kind, _, _ in kinds.KINDS:
         table = kinds.table(kind)
-        whole = encode(recording.encoder(table).new, recording.rows[table])
-        found[kind] = (whole - bare) / kinds.COLUMNS * 1e3
+        total = encode(recording.encoder(table).new, recording.rows[table])
+        found[kind] = (total - bare) / kinds.COLUMNS * 1e3
     return found
 
 
@@ -138,7 +138,7 @@ def hand_over(recording: Recording, config: Config, topic: str) -> Handed:
             batch.close()
             sequencer.start_batch()
     publisher.flush()
-    if publisher.begun:
+    if publisher.started:
         publisher.commit()
     others = (time.process_time() - began_all) - (time.thread_time() - began)
     count = recording.count
@@ -152,7 +152,7 @@ def commit_cycle(config: Config, topic: str) -> CommitCycle:
         publisher.open()
     batch = Batch()
     places = batch.topic(topic, PARTITIONS)
-    whole, acknowledged = [], []
+    total, acknowledged = [], []
     cpu = time.process_time()
     for turn in range(_COMMITS):
         publisher = publishers[turn % PRODUCERS]
@@ -162,14 +162,14 @@ def commit_cycle(config: Config, topic: str) -> CommitCycle:
         publisher.flush()
         acknowledged.append(time.perf_counter() - began)
         publisher.commit()
-        whole.append(time.perf_counter() - began)
+        total.append(time.perf_counter() - began)
         batch.close()
     cpu = time.process_time() - cpu
-    whole.sort()
+    total.sort()
     acknowledged.sort()
     return CommitCycle(
-        p50_ms=whole[len(whole) // 2] * 1e3,
-        p99_ms=whole[int(len(whole) * 0.99)] * 1e3,
+        p50_ms=total[len(total) // 2] * 1e3,
+        p99_ms=total[int(len(total) * 0.99)] * 1e3,
         acknowledged_p50_ms=acknowledged[len(acknowledged) // 2] * 1e3,
         cpu_us=cpu / _COMMITS * 1e6,
     )

@@ -73,8 +73,8 @@ class Topics:
         names = self._admin.list_topics(timeout=_REQUEST_SECONDS).topics
         mine = [name for name in names if name.startswith(f"{prefix}.")]
         if mine:
-            for gone in self._admin.delete_topics(mine).values():
-                gone.result(_REQUEST_SECONDS)
+            for request in self._admin.delete_topics(mine).values():
+                request.result(_REQUEST_SECONDS)
 
     def partitions(self, topic: str) -> list[int]:
         described = self._admin.list_topics(topic, timeout=_REQUEST_SECONDS).topics[topic]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.config import Config, load
 from cdc.config.followers import chosen_names
-from cdc.errors import BehindError, ConfigError, Exit, UnavailableError
+from cdc.errors import ConfigError, Exit, LagError, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader
 from cdc.log.follower_reports import Readings
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from cdc.log.follower_reports import FollowerRecord
 
-__all__ = ["Behind", "BehindError", "Client", "Token"]
+__all__ = ["Client", "FollowerLag", "LagError", "Token"]
 
 # How long a thread reads before it yields to others; a report ends that at once.
 _READ_SECONDS: Final = 0.1
@@ -51,7 +51,7 @@ _CONNECT_SECONDS: Final = 5.0
 _APPLIED_SECONDS: Final = 15.0
 
 
-class Behind(NamedTuple):
+class FollowerLag(NamedTuple):
     """Why a follower does not have what was waited for; `record` is its newest report, if any."""
 
     follower: str
@@ -102,7 +102,7 @@ class Client:
         # First, because this call keeps to the timeout even if no broker answers.
         newest = self._refreshed(timeout)
         wanted = given if isinstance(given, LSN) else self._lsn(given)
-        while late := behind(wanted, names, newest):
+        while late := lagging(wanted, names, newest):
             left = began + timeout - time.monotonic()
             if left <= 0 or any(each.hopeless for each in late):
                 raise _error(wanted, late, time.monotonic() - began)
@@ -164,46 +164,46 @@ class Client:
         return given.lsn
 
 
-def behind(
+def lagging(
     lsn: LSN, names: Sequence[str], newest: Mapping[str, FollowerRecord]
-) -> tuple[Behind, ...]:
+) -> tuple[FollowerLag, ...]:
     """Return which followers have not applied everything up to `lsn`, by `newest`, and why."""
     found = []
     for name in names:
         record = newest.get(name)
         if record is None:
             why, hint = "has never run", f"cdc follow --followers {name}"
-            found.append(Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=None))
+            found.append(
+                FollowerLag(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=None)
+            )
         elif record.lsn < lsn or record.state == "rebuilding":
             # A rebuilding follower's store has lost what it had applied.
             found.append(_why(lsn, record))
     return tuple(found)
 
 
-def _why(lsn: LSN, record: FollowerRecord) -> Behind:
-    name, left = record.follower, f"{size(max(0, lsn - record.lsn))} behind at {record.lsn}"
+def _why(lsn: LSN, record: FollowerRecord) -> FollowerLag:
+    name, at = record.follower, f"at {record.lsn}, with a lag of {size(max(0, lsn - record.lsn))}"
     if not record.lsn:
-        left = "with nothing applied yet"
+        at = "with nothing applied yet"
     if record.state == "halted":
-        why = f"has halted {left}: {record.what}"
-        return Behind(name, why, record.hint, Exit.CONFIG, hopeless=True, record=record)
+        why = f"has halted {at}: {record.what}"
+        return FollowerLag(name, why, record.hint, Exit.CONFIG, hopeless=True, record=record)
     if not record.runs:
-        why = f"is not running, {left}; its last report is {record.age_seconds:.0f} s old"
+        why = f"is not running, {at}; its last report is {record.age_seconds:.0f} s old"
         hint = f"cdc follow --followers {name}"
-        return Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=record)
-    why = f"is {record.state.replace('_', ' ')}, {left}" + (f": {record.what}" * bool(record.what))
+        return FollowerLag(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=record)
+    why = f"is {record.state.replace('_', ' ')}, {at}" + (f": {record.what}" * bool(record.what))
     hint = record.hint or "wait for longer, or see `cdc status` for its lag"
-    return Behind(name, why, hint, Exit.TEMPORARY, hopeless=False, record=record)
+    return FollowerLag(name, why, hint, Exit.TEMPORARY, hopeless=False, record=record)
 
 
-def _error(lsn: LSN, late: Sequence[Behind], seconds: float) -> BehindError:
+def _error(lsn: LSN, late: Sequence[FollowerLag], seconds: float) -> LagError:
     reasons = "; ".join(f"{each.follower} {each.why}" for each in late)
     worst = max(late, key=lambda each: each.exit_code)
-    error = BehindError(
-        f"not applied up to {lsn} after {seconds:.1f} s: {reasons}", hint=worst.hint
-    )
+    error = LagError(f"not applied up to {lsn} after {seconds:.1f} s: {reasons}", hint=worst.hint)
     error.exit_code = worst.exit_code
-    error.behind = tuple(late)
+    error.lagging = tuple(late)
     return error
 
 

@@ -158,13 +158,17 @@ class RewrittenError(CDCError):
 
 
 class StoreLostError(CDCError):
-    """A follower's store holds less than it did: flushed, restored from a backup, or deleted."""
+    """A follower's store holds less than it did: flushed, restored from a backup, or deleted.
+
+    `tables` names the tables that lost data, if all others are certainly complete; None if not.
+    """
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
 
-    def __init__(self, what: str, *, hint: str = "") -> None:
+    def __init__(self, what: str, *, hint: str = "", tables: frozenset[str] | None = None) -> None:
         super().__init__(what, hint=hint or "the follower rebuilds it, as another generation")
+        self.tables = tables
 
 
 class SwitchedError(CDCError):
@@ -186,12 +190,18 @@ class OvertakenError(UnavailableError):
         super().__init__(what, hint=hint or "the follower continues where that cut ends")
 
 
-class BehindError(CDCError, TimeoutError):
-    """A follower has not applied in time what was waited for; `behind` lists which, and why."""
+class LagError(CDCError, TimeoutError):
+    """A follower has not applied in time what was waited for; `lagging` lists which, and why."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
-    behind: tuple[object, ...] = ()
+    lagging: tuple[object, ...] = ()
+
+
+class LocalStackError(CDCError):
+    """A server or file for this machine cannot be fetched, started or stopped."""
+
+    exit_code = Exit.UNAVAILABLE
 
 
 class StoppedError(Exception):

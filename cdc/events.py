@@ -1,7 +1,7 @@
 """The types that every stage shares: LSN, Position, PartitionEnd and Frontier.
 
 Pure values that import no module of ours, so that every layer, the sinks and the jobs can use them.
-Order is `Position` within one epoch and `seq` over the whole pipeline; never the clock, the offset
+Order is `Position` within one epoch and `seq` over the pipeline; never the clock, the offset
 or a change's own WAL address (a COPY gives many rows one address, and an insert that commits later
 can carry a lower one than the delete of the same key).
 """
@@ -13,6 +13,8 @@ from typing import Final, NamedTuple, Self
 
 # The separators between names, and between a table's name and a key.
 _AMBIGUOUS: Final = re.compile('[.:"]')
+# A byte that topics may not have.
+_ESCAPE = re.compile(r"_x([0-9A-F]{2})")
 _LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
@@ -85,3 +87,14 @@ def table_name(schema: str, table: str) -> str:
         '"' + name.replace('"', '""') + '"' if _AMBIGUOUS.search(name) else name
         for name in (schema, table)
     )
+
+
+def unescape(name: str) -> str:
+    """Return the name that is written like this in topics and folders (`cdc.log.names.escape`)."""
+    return _ESCAPE.sub(lambda m: chr(int(m[1], 16)), name).encode("latin-1").decode()
+
+
+def unescaped_table(place: str) -> tuple[str, str]:
+    """Return (schema, table) of a topic's or folder's name; raise ValueError if it has none."""
+    schema, table = place.split(".")
+    return unescape(schema), unescape(table)

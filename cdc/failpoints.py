@@ -31,20 +31,19 @@ NAMES: Final = (
 COORDINATOR_NAMES: Final = (
     "after_export",  # the snapshot is exported, not used or recorded yet
     "after_plan",  # the log holds the plan
-    "after_gone",  # the log holds some deletes of rows that no longer exist
+    "after_leftovers",  # the log holds some deletes of rows that no longer exist
     "before_handover",
     "after_handover",  # the log records that it is done, and where the stream continues
 )
 # In a task of a snapshot, in the order a range passes them.
 SNAPSHOT_NAMES: Final = (
-    "in_range",  # some of its rows are with the producer
     "before_range_commit",
     "after_range_commit",  # the log holds it, not reported yet
 )
 # While a follower changes the rows of a table that DDL has altered.
 ALTER_NAMES: Final = ("follow_altered",)  # some rows are written
 # Around a chunk of an incremental snapshot, in their order.
-LIVE_NAMES: Final = (
+CHUNK_NAMES: Final = (
     "before_low",
     "after_low",  # its low watermark is written
     "after_select",
@@ -57,14 +56,14 @@ FOLLOWER_NAMES: Final = (
     "follow_cut",  # the cut is known
     "follow_read",
     "follow_reduced",
-    "follow_begun",  # the store has recorded that a write is in progress
+    "follow_started",  # the store has recorded that a write is in progress
     "follow_written",  # one table is written
     "follow_committed",  # the store is at the frontier, not reported yet
     "follow_reported",
 )
 # In a follower's rebuild, in their order; those of a follower's job come between the first two.
 REBUILD_NAMES: Final = (
-    "rebuild_begun",  # its number is known, nothing of it exists
+    "rebuild_started",  # its number is known, nothing of it exists
     "rebuild_proved",  # it holds what the log holds, readers see the old one
     "rebuild_switching",  # the coming switch is reported, readers see the old one
     "rebuild_switched",  # readers see it, not reported yet

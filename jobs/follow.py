@@ -158,6 +158,7 @@ def _run(
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - with the session
     from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
     from lockstep.jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
@@ -166,7 +167,8 @@ def _run(
         if follower.documents
         else Following(spark, config, path, name, sink, until=until, folder=folder)
     )
-    return Run(config, name, stores.kind(follower), following)
+    repair = Repair(config, path, name, spark.session.result)
+    return Run(config, name, stores.kind(follower), following, repair=repair)
 
 
 def _end(config: Config) -> LSN:

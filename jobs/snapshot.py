@@ -21,9 +21,9 @@ from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json
 from cdc.config import load
 from cdc.errors import CDCError, StoppedError
-from cdc.playground.servers import spark as files
-from cdc.playground.servers.progress import Progress as Quiet
 from cdc.runtime import bugs
+from cdc.runtime import spark as files
+from cdc.runtime.progress import Progress as Quiet
 from cdc.snapshot.initial import due, topic
 from cdc.snapshot.initial import session as initial
 from cdc.snapshot.initial.progress import Progress, Report

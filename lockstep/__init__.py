@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from cdc.client import BehindError, Client, Token
+    from cdc.client import Client, LagError, Token
     from cdc.errors import CDCError, ConfigError, GapError, StoreLostError, UnavailableError
     from cdc.events import LSN
     from lockstep.jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LSN",
-    "BehindError",
     "CDCError",
     "Client",
     "ConfigError",
     "GapError",
+    "LagError",
     "StoreLostError",
     "TablesAsOf",
     "Token",
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    **dict.fromkeys(("Client", "Token", "BehindError"), "cdc.client"),
+    **dict.fromkeys(("Client", "Token", "LagError"), "cdc.client"),
     **dict.fromkeys(("CDCError", "ConfigError", "GapError"), "cdc.errors"),
     **dict.fromkeys(("StoreLostError", "UnavailableError"), "cdc.errors"),
     "LSN": "cdc.events",

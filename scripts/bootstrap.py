@@ -66,7 +66,7 @@ def _check_machine() -> None:
 def _has_java() -> bool:
     sys.path.insert(0, str(ROOT))
     # Standard library only, but not importable by the Pythons that were refused above.
-    from cdc.playground.servers.java import system_java  # noqa: PLC0415
+    from cdc.runtime.java import system_java  # noqa: PLC0415
 
     return system_java() is not None
 
@@ -124,7 +124,7 @@ def _packages(lock: str) -> int:
 def _run(command: list[str], doing: str, total: int = 0) -> None:
     """Run a command, counting the packages that pip names; its output is shown if it fails."""
     _say(doing)
-    said: list[str] = []
+    output: list[str] = []
     seen = 0
     live = sys.stderr.isatty()
     with subprocess.Popen(
@@ -132,7 +132,7 @@ def _run(command: list[str], doing: str, total: int = 0) -> None:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line)
+            output.append(line)
             match = re.match(r"(?:Collecting|Requirement already satisfied:) ([\w.-]+)", line)
             installing = line.startswith("Installing collected")
             if total and match is not None:
@@ -146,7 +146,7 @@ def _run(command: list[str], doing: str, total: int = 0) -> None:
             sys.stderr.flush()
     if process.returncode != 0:
         sys.exit(
-            "".join(said[-30:])
+            "".join(output[-30:])
             + f"\nfailed: {doing} (exit {process.returncode}); the reason is above. Often it is "
             "the network or pip's index: see `pip config list`, then run the same command again."
         )

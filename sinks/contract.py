@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtim
 
 import msgspec
 
-from cdc.encode.alterations import altered
 from cdc.errors import ConfigError, OvertakenError
 from cdc.events import LSN, table_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from cdc.log.records import Alteration
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Column(NamedTuple):
@@ -77,28 +74,42 @@ class Changes(NamedTuple):
         return self.versions[-1]
 
 
+class AlteredColumn(NamedTuple):
+    """What older rows have in a column of a table version."""
+
+    name: str
+    was: str | None  # its former name; None: it is a new column
+    missing: bytes = b"null"  # the JSON of a new column's value
+    as_text: bool = False  # whether numbers are texts now
+
+
 class Altered(NamedTuple):
     """How DDL has changed the rows of a table at a seq, of which no event reports."""
 
     seq: int
     before: Version
     version: Version
-    alteration: Alteration
+    columns: tuple[AlteredColumn, ...]  # those of `version`
 
     @property
     def sources(self) -> dict[str, str]:
         """The former name of each column that is not new, by its name."""
-        return {each.name: each.was for each in self.alteration.columns if each.was is not None}
+        return {each.name: each.was for each in self.columns if each.was is not None}
 
     @property
     def missing(self) -> dict[str, bytes]:
         """The JSON of each new column's value in older rows, by its name."""
-        new = (each for each in self.alteration.columns if each.was is None)
-        return {each.name: (each.missing or "null").encode() for each in new}
+        return {each.name: each.missing for each in self.columns if each.was is None}
 
     def row(self, row: bytes) -> bytes:
         """Return an older row with the version's columns; what it lacks is still unknown."""
-        return _encode(altered(self.alteration, _decode(row), _NULL, _value, _as_text))
+        old, new = _decode(row), dict[str, msgspec.Raw]()
+        for name, was, missing, as_text in self.columns:
+            if was is None:
+                new[name] = msgspec.Raw(missing)
+            elif was in old:
+                new[name] = _as_text(old[was]) if as_text else old[was]
+        return _encode(new)
 
     def key(self, key: bytes) -> bytes:
         """Return a row's key with the present names of its columns."""
@@ -115,11 +126,6 @@ class Altered(NamedTuple):
         present = {was: name for name, was in self.sources.items()}
         return tuple(present[name] for name in names if name in present)
 
-    @staticmethod
-    def names(row: bytes) -> Collection[str]:
-        """Return the names of the columns that a row has."""
-        return _decode(row).keys()
-
     def change(self, change: Change) -> Change:
         """Return an older change as one of the version, with the seq that it has."""
         return change._replace(
@@ -133,15 +139,11 @@ class Altered(NamedTuple):
 
 _decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
-_NULL: Final = msgspec.Raw(b"null")
-
-
-def _value(text: str) -> msgspec.Raw:
-    return msgspec.Raw(text.encode())
 
 
 def _as_text(number: msgspec.Raw) -> msgspec.Raw:
-    return number if number == _NULL else msgspec.Raw(b'"%b"' % bytes(number))
+    plain = bytes(number)
+    return number if plain == b"null" else msgspec.Raw(b'"%b"' % plain)
 
 
 class Applied(NamedTuple):

@@ -88,8 +88,8 @@ class Template:
 
     def fixed_by(self, columns: Iterable[str]) -> bool:
         """Return whether `columns` decide the hash slot of every text from this template."""
-        telling = {column for _, column in self.pieces[: self._tagged] if column}
-        return telling <= frozenset(columns)
+        deciding = {column for _, column in self.pieces[: self._tagged] if column}
+        return deciding <= frozenset(columns)
 
     def _tag_end(self) -> int | None:
         """Return how many pieces decide the slot: those up to the tag's end, None for all.

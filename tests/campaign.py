@@ -51,24 +51,26 @@ def _run(*command: str, **env: str) -> str:
     return "".join(lines)
 
 
-def _told(output: str) -> dict[str, Any]:
+def _reported(output: str) -> dict[str, Any]:
     lines = [line for line in output.splitlines() if line.startswith("{")]
-    told: dict[str, Any] = orjson.loads(lines[-1])
-    return told
+    reported: dict[str, Any] = orjson.loads(lines[-1])
+    return reported
 
 
 def simulation(chosen: argparse.Namespace) -> dict[str, Any]:
     options = ("--schedules", chosen.schedules, "--seed", chosen.seed)
     processes = ("--processes", os.cpu_count() or 1)
-    return _told(_run("tests.simulation", *map(str, options + processes)))
+    return _reported(_run("tests.simulation", *map(str, options + processes)))
 
 
 def fuzz(chosen: argparse.Namespace) -> dict[str, Any]:
     targets = {}
     for name, share in _SHARES.items():
         runs = max(1, int(chosen.inputs * share))
-        told = _told(_run("tests.fuzz", name, "--runs", str(runs), "--seed", str(chosen.seed)))
-        targets[name] = {key: told[key] for key in ("runs", "seconds", "seed")}
+        reported = _reported(
+            _run("tests.fuzz", name, "--runs", str(runs), "--seed", str(chosen.seed))
+        )
+        targets[name] = {key: reported[key] for key in ("runs", "seconds", "seed")}
     return {"inputs": sum(each["runs"] for each in targets.values()), "targets": targets}
 
 
@@ -94,8 +96,8 @@ def faults(chosen: argparse.Namespace) -> dict[str, Any]:
             "LOCKSTEP_RESULT": str(result),
         }
         _run("pytest", "-q", "tests/faults", "-m", "campaign", **env)
-        told: dict[str, Any] = orjson.loads(result.read_bytes())
-        return told
+        reported: dict[str, Any] = orjson.loads(result.read_bytes())
+        return reported
 
 
 def snapshot(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -108,28 +110,28 @@ def snapshot(chosen: argparse.Namespace) -> dict[str, Any]:
             "LOCKSTEP_RESULT": str(result),
         }
         _run("pytest", "-q", "tests/faults", "-m", "snapshots", "-p", "no:randomly", **env)
-        told = [orjson.loads(line) for line in result.read_bytes().splitlines()]
+        reported = [orjson.loads(line) for line in result.read_bytes().splitlines()]
     return {
         "first_seed": chosen.seed,
-        "initial": _rounds([each for each in told if each["kind"] == "Round"]),
-        "live": _rounds([each for each in told if each["kind"] == "LiveRound"]),
+        "initial": _rounds([each for each in reported if each["kind"] == "Round"]),
+        "live": _rounds([each for each in reported if each["kind"] == "LiveRound"]),
     }
 
 
-def _rounds(told: list[dict[str, Any]]) -> dict[str, Any]:
+def _rounds(reported: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of some rounds, added up."""
     kinds: Counter[str] = Counter()
-    for each in told:
+    for each in reported:
         kinds.update(each["injuries"])
     summed = (
         *("generations", "snapshot_rows", "gone", "changes", "read_again"),
         *("lost", "duplicate", "reordered", "seconds"),
     )
     return {
-        "rounds": len(told),
+        "rounds": len(reported),
         "injuries": kinds.total(),
         "kinds": dict(kinds.most_common()),
-        **{name: round(sum(each[name] for each in told), 1) for name in summed},
+        **{name: round(sum(each[name] for each in reported), 1) for name in summed},
     }
 
 
@@ -144,8 +146,8 @@ def followers(chosen: argparse.Namespace) -> dict[str, Any]:
             "LOCKSTEP_RESULT": str(result),
         }
         _run("pytest", "-q", "tests/faults", "-m", "followers", "-p", "no:randomly", **env)
-        told: dict[str, Any] = orjson.loads(result.read_bytes())
-        return told
+        reported: dict[str, Any] = orjson.loads(result.read_bytes())
+        return reported
 
 
 def main() -> int:
@@ -157,9 +159,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600, help="operations in a run of the model")
     parser.add_argument("--kills", type=int, default=1_000, help="faults under load")
     parser.add_argument(
-        "--snapshots", type=int, default=50, help="snapshots to be hurt, of each kind"
+        "--snapshots", type=int, default=50, help="snapshots with faults, of each kind"
     )
-    parser.add_argument("--followers", type=int, default=50, help="rounds of hurt followers")
+    parser.add_argument("--followers", type=int, default=50, help="rounds of followers with faults")
     parser.add_argument("--reads", type=int, default=10_000, help="reads at random frontiers")
     parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
     parser.add_argument("--write", type=Path, help="keep the figures in this file")

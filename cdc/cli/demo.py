@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import Duration, as_json, example, next_step
-from cdc.playground.servers.progress import Terminal
 from cdc.runtime import extras
+from cdc.runtime.progress import Terminal
 
 if TYPE_CHECKING:
     from cdc.playground.demo.stage import DemoOutcome

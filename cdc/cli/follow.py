@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from cdc.cli.options import as_json, example, with_config
-from cdc.playground.servers.progress import Progress
 from cdc.runtime import extras
+from cdc.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +79,7 @@ def need(what: str, config: Config, followers: Iterable[str]) -> None:
 
 def become(job: str, given: list[str]) -> NoReturn:
     """Replace this process by one of our jobs, with our configuration and these arguments."""
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.runtime import spark as files  # noqa: PLC0415 - not for --help
 
     path = Path(click.get_current_context().params["config_path"]).absolute()
     script, submit = str(files.job(job)), _spark_submit()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cdc.cli.options import as_json, example, next_step, print_json
-from cdc.playground.servers.progress import Terminal
+from cdc.runtime.progress import Terminal
 
 if TYPE_CHECKING:
     from cdc.playground.servers.stack import ServerStatus

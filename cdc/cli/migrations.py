@@ -1,4 +1,4 @@
-"""`cdc migrations`: optional objects in the source database, besides publication and slot."""
+"""`cdc migrations`: optional objects in the source database, next to publication and slot."""
 
 from __future__ import annotations
 

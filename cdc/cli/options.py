@@ -39,7 +39,7 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
         from cdc.config import load  # noqa: PLC0415 - as above
 
-        waiting.tell_with(partial(echo, err=True))
+        waiting.show_with(partial(echo, err=True))
         return command(load(config_path), *args, **kwargs)
 
     return wrapped
@@ -114,6 +114,15 @@ def confirm(question: str) -> None:
     if not agreed:
         click.echo("nothing was changed", err=True)
         raise click.exceptions.Exit(1)
+
+
+def confirm_differences(found: Iterable[str], question: str, *, yes: bool, as_json: bool) -> None:
+    """Show what differs and is about to be accepted, and ask, unless `yes`."""
+    if not as_json:
+        for each in found:
+            print_warning(each)
+    if not yes:
+        confirm(question)
 
 
 def _printer(mark: str, *, err: bool = False, **style: Any) -> Callable[[str], None]:  # noqa: ANN401 - click's own

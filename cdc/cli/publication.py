@@ -8,13 +8,12 @@ import click
 
 from cdc.cli.options import (
     as_json,
-    confirm,
+    confirm_differences,
     example,
     next_step,
     print_done,
     print_json,
     print_unchanged,
-    print_warning,
     with_config,
     yes,
 )
@@ -53,12 +52,9 @@ def acknowledge(config: Config, *, no_snapshot: bool, yes: bool, as_json: bool) 
     altered = control.survey(config)
     asked: dict[str, str] = {}
     if altered.gaps:
-        if not as_json:
-            for gap in altered.gaps:
-                print_warning(gap.what)
-        if not yes:
-            reading = "" if no_snapshot else f", and read {listed(altered.tables)} again"
-            confirm(f"Accept the publication as it is{reading}?")
+        reading = "" if no_snapshot else f", and read {listed(altered.tables)} again"
+        question = f"Accept the publication as it is{reading}?"
+        confirm_differences((gap.what for gap in altered.gaps), question, yes=yes, as_json=as_json)
         asked = control.acknowledge(config, altered, read=not no_snapshot)
     if as_json:
         snapshots = [{"id": number, "table": name} for number, name in asked.items()]

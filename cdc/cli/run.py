@@ -37,6 +37,6 @@ def run(config: Config, log_format: str) -> int:
 
     # A crash below Python would end the daemon without a message.
     faulthandler.enable()
-    waiting.tell_with(None)  # the log reports it
+    waiting.show_with(None)  # the log reports it
     setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
     return process.run(config, click.get_current_context().params["config_path"])

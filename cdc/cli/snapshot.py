@@ -112,7 +112,7 @@ def start(
             "--replace empties the complete table, so it takes no --where and no --keys"
         )
     streams = snapshots.daemon_streams(config)
-    asked = snapshots.start(config, tables, where=where, keys=_keys(keys), anew=replace)
+    asked = snapshots.start(config, tables, where=where, keys=_keys(keys), empty_first=replace)
     if wait:
         found = snapshots.wait(config, list(asked), timeout=timeout, report=print_waiting)
         _print(found, as_json=as_json)

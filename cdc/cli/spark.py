@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cdc.cli.options import as_json, example, next_step, print_json
-from cdc.playground.servers.progress import Terminal
+from cdc.runtime.progress import Terminal
 
 
 @click.group(
@@ -32,7 +32,7 @@ def jars(*, packages: bool, as_json: bool) -> None:
     In the form for spark-submit: spark-submit --jars "$(cdc spark jars)". Every jar is checked
     against its sha256. With --packages Spark fetches them itself, at every start.
     """
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.runtime import spark as files  # noqa: PLC0415 - not for --help
 
     found = files.coordinates() if packages else [str(path) for path in files.jars(Terminal())]
     if as_json:
@@ -51,7 +51,7 @@ def conf(*, job: bool, as_json: bool) -> None:
     work in it, and times are UTC. With --job also for our own applications: Spark logs only
     warnings, and its JVM ends when memory runs out.
     """
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.runtime import spark as files  # noqa: PLC0415 - not for --help
 
     if as_json:
         print_json(files.conf(quiet=job))
@@ -68,7 +68,7 @@ def app(name: str, *, as_json: bool) -> None:
     It is installed with the package, so this path is correct after `pip install` and in a checkout:
     spark-submit --jars "$(cdc spark jars)" "$(cdc spark app follow)" --config lockstep.yaml.
     """
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.runtime import spark as files  # noqa: PLC0415 - not for --help
 
     path = str(files.job(name))
     if as_json:
@@ -86,7 +86,7 @@ def pack(target: Path, *, as_json: bool) -> None:
     It holds Python only: other packages that we import (lockstep-cdc[spark]'s dependencies) must be
     installed on every worker.
     """
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.runtime import spark as files  # noqa: PLC0415 - not for --help
 
     many = files.pack(target)
     if as_json:

@@ -27,7 +27,7 @@ _MOST_COLUMNS: Final = 100
 @with_config
 @as_json
 def status(config: Config, *, as_json: bool) -> int:
-    """Show how far log and followers lag behind the source, and the pipeline's verdict.
+    """Show the lag of log and followers, and the pipeline's verdict.
 
     Reads the log and the source; the daemon, where it answers at http.listen, adds what it is
     doing. For each follower: the LSN up to which its store holds everything, its lag in bytes, how

@@ -8,13 +8,12 @@ import click
 
 from cdc.cli.options import (
     as_json,
-    confirm,
+    confirm_differences,
     example,
     next_step,
     print_done,
     print_json,
     print_unchanged,
-    print_warning,
     with_config,
     yes,
 )
@@ -45,11 +44,8 @@ def acknowledge(config: Config, *, yes: bool, as_json: bool) -> None:
     changed = control.survey(config)
     epoch = changed.identity.epoch
     if changed.what:
-        if not as_json:
-            for what in changed.what:
-                print_warning(what)
-        if not yes:
-            confirm(f"Start epoch {epoch + 1} at seq {changed.position.seq}?")
+        question = f"Start epoch {epoch + 1} at seq {changed.position.seq}?"
+        confirm_differences(changed.what, question, yes=yes, as_json=as_json)
         epoch = control.acknowledge(config, changed)
     if as_json:
         print_json({"acknowledged": changed.what, "epoch": epoch, "seq": changed.position.seq})

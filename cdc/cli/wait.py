@@ -16,10 +16,10 @@ from cdc.cli.options import (
     print_waiting,
     with_config,
 )
-from cdc.errors import BehindError, Exit
+from cdc.errors import Exit, LagError
 
 if TYPE_CHECKING:
-    from cdc.client import Behind, Client
+    from cdc.client import Client, FollowerLag
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerRecord
 
@@ -97,8 +97,8 @@ def _wait_with_reports(
         left = max(0.0, deadline - time.monotonic())
         try:
             return client.wait(given, names, min(left, _REPORT_SECONDS))
-        except BehindError as error:
-            late = cast("tuple[Behind, ...]", error.behind)
+        except LagError as error:
+            late = cast("tuple[FollowerLag, ...]", error.lagging)
             reads = daemon_streams(config)
             if not reads:
                 error.hint = f"cdc run: no daemon reads the slot {config.slot}; then {error.hint}"

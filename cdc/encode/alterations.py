@@ -103,7 +103,7 @@ def _sources(before: SchemaRecord, after: SchemaRecord) -> list[SchemaColumn | N
     by_name = {column.name: column for column in before.columns}
     by_number = {c.attnum: c for c in before.columns if c.attnum is not None}
     if len(by_number) == len(before.columns) and _is_numbered(after):
-        return [by_number.get(column.attnum) for column in after.columns]
+        return [by_number.get(column.attnum or 0) for column in after.columns]
     return [by_name.get(column.name) for column in after.columns]
 
 

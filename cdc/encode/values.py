@@ -202,12 +202,12 @@ def _money(options: Values) -> str:
 def _array_of(
     element: str,
     delimiter: str,
-    whole: str,
+    otherwise: str,
     guessed: bool,  # noqa: FBT001 - as the forms write it
 ) -> values_structures.Form:
     """Return the function that reads arrays whose elements have the form `element`."""
     return values_structures.Reader(
-        _function(element), delimiter.encode(), _function(whole), guessed=guessed
+        _function(element), delimiter.encode(), _function(otherwise), guessed=guessed
     )
 
 

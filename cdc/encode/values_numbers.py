@@ -57,18 +57,18 @@ def scaled(text: bytes) -> bytes:
     """Return the object of scale and unscaled value; a string for NaN and the infinities."""
     if not text[-1:].isdigit():
         return b'"%b"' % text
-    whole, _, fraction = text.partition(b".")
-    return b'{"scale":%d,"value":"%b"}' % (len(fraction), _base64(int(whole + fraction)))
+    integer, _, fraction = text.partition(b".")
+    return b'{"scale":%d,"value":"%b"}' % (len(fraction), _base64(int(integer + fraction)))
 
 
 def money(text: bytes, digits: int) -> bytes:
     """Return the amount as a decimal number's text, with `digits` digits after the point."""
     units = text.translate(None, _ALL_MARKS)
     sign, units = (b"-", units[1:]) if units[:1] == b"-" else (b"", units)
-    whole = int(units[: len(units) - digits] or b"0")
+    integer = int(units[: len(units) - digits] or b"0")
     if not digits:
-        return b"%b%d" % (sign, whole)
-    return b"%b%d.%b" % (sign, whole, units[-digits:].rjust(digits, b"0"))
+        return b"%b%d" % (sign, integer)
+    return b"%b%d.%b" % (sign, integer, units[-digits:].rjust(digits, b"0"))
 
 
 def money_units(text: bytes) -> bytes:

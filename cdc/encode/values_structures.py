@@ -91,15 +91,15 @@ def texts(text: bytes) -> bytes:
 class Reader:
     """The form of arrays whose elements have the form `element`.
 
-    `whole` is the form of text that has no JSON array. `guessed`: only the type's name indicates an
-    array.
+    `otherwise` is the form of text that has no JSON array. `guessed`: only the type's name
+    indicates an array.
     """
 
     def __init__(
-        self, element: Form, delimiter: bytes, whole: Form, *, guessed: bool = False
+        self, element: Form, delimiter: bytes, otherwise: Form, *, guessed: bool = False
     ) -> None:
         self._element = element
-        self._whole = whole
+        self._otherwise = otherwise
         self._guessed = guessed
         between = re.escape(delimiter)
         # One of three groups: a quoted element, a bare one, a mark.
@@ -113,14 +113,14 @@ class Reader:
         )
 
     def __call__(self, text: bytes) -> bytes:
-        """Return the JSON array, or the `whole`; raise ValueError on a broken array."""
+        """Return the JSON array, or the `otherwise`; raise ValueError on a broken array."""
         if text[:1] != b"{":
-            return self._whole(text)
+            return self._otherwise(text)
         array = self._array(text)
         if array is not None and _is_array(array):
             return array
         if self._guessed:
-            return self._whole(text)
+            return self._otherwise(text)
         raise ValueError("not an array's text")
 
     def _array(self, text: bytes) -> bytes | None:

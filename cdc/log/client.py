@@ -47,6 +47,16 @@ _DENIED: Final = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+# The operation that a refused action needs, by how it begins; any other needs Describe.
+_OPERATIONS: Final = {
+    "creating topic": "Create",
+    "deleting topic": "Delete",
+    "producing": "Write",
+    "sending": "Write",
+    "committing": "Write",
+    "reading the topics' settings": "DescribeConfigs",
+    "reading": "Read",
+}
 _AWAY: Final = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001
@@ -145,7 +155,9 @@ def thrown(error: KafkaException | SystemError) -> KafkaError:
 def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[int, int]:
     """Return the partition's first offset and its end; wait while it has no leader.
 
-    A topic that was just created, or whose broker just failed, has none for a moment.
+    A topic that was just created, or whose broker just failed, has none for a moment. Raises
+    TOPIC_AUTHORIZATION_FAILED where we may not see the topic: the client itself calls the partition
+    unknown then.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -153,11 +165,21 @@ def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[
         try:
             found: tuple[int, int] = client.get_watermark_offsets(part, timeout=left)
         except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER or time.monotonic() > deadline:
+            code = error.args[0].code()
+            if code == KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001
+                _expect_seen(client, str(part.topic), left)
+            if code not in _NO_LEADER or time.monotonic() > deadline:
                 raise
             time.sleep(_LEADER_SECONDS)
         else:
             return found
+
+
+def _expect_seen(client: Consumer, topic: str, timeout: float) -> None:
+    """Raise what the brokers answer about a topic that we may not see."""
+    known = client.list_topics(topic, timeout=timeout).topics.get(topic)
+    if known is not None and known.error is not None and known.error.code() in _DENIED:
+        raise KafkaException(known.error)
 
 
 def translate(error: KafkaError, doing: str) -> CDCError:
@@ -210,15 +232,24 @@ def _denied(error: KafkaError, doing: str) -> PermissionDeniedError | None:
     """Return the error if the brokers refuse us access; None if they do not."""
     what, code = f"{doing}: {_text(error)} ({error.name()})", error.code()
     if code in _DENIED:
-        return PermissionDeniedError(
-            what,
-            hint="kafka-acls.sh --add --allow-principal User:… --operation Read --operation Write"
-            " --operation Create --operation Describe --operation DescribeConfigs"
-            " --resource-pattern-type prefixed, with log.prefix as --topic and"
-            " --transactional-id; nothing is lost until then",
-        )
+        return PermissionDeniedError(what, hint=_right(code, doing))
     lately = time.monotonic() - _REFUSAL_SECONDS
     refused = [text for text, at in _refusals.items() if at > lately]
     if code in _UNKNOWN_TO_IT or (code in _AWAY and refused):
         return PermissionDeniedError(f"{doing}: {(refused or [what])[-1]}", hint=_KEYS)
     return None
+
+
+def _right(code: int, doing: str) -> str:
+    """Return which right is missing, and how it is given."""
+    if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        operation, resource = "Write", "--transactional-id, with log.prefix and the pipeline"
+    else:
+        found = (its for begins, its in _OPERATIONS.items() if doing.startswith(begins))
+        operation, resource = next(found, "Describe"), "--topic, with log.prefix"
+    included = " (Read, Write and Delete include it)" if operation == "Describe" else ""
+    return (
+        f"the right {operation} is missing{included}: kafka-acls.sh --add --allow-principal User:…"
+        f" --operation {operation} --resource-pattern-type prefixed {resource}; docs/SECURITY.md"
+        " lists the rights of each principal; nothing is lost until then"
+    )

@@ -191,7 +191,7 @@ def _beginning(partition: Partition, span: Span, retained: Retained | None) -> I
     if topic.endswith(_FRONTIERS):
         yield GapError(
             f"topic {topic} begins at offset {span.first}: frontiers {deleted} promises them",
-            hint=f"followers can't tell what is complete; {START_OVER}",
+            hint=f"followers can't know what is complete; {START_OVER}",
         )
         return
     yield EpochError(

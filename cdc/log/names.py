@@ -22,17 +22,11 @@ MAX_TOPIC_LENGTH = 249
 
 # What Kafka refuses, and what would look like an escape.
 _ESCAPED = re.compile(rb"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{2})")
-_ESCAPE = re.compile(r"_x([0-9A-F]{2})")
 
 
 def escape(name: str) -> str:
-    """Return `name` in Kafka's alphabet, without dots; `unescape` gives it back."""
+    """Return `name` in Kafka's alphabet, without dots; `events.unescape` gives it back."""
     return _ESCAPED.sub(lambda m: b"_x%02X" % ord(m[0]), name.encode()).decode()
-
-
-def unescape(name: str) -> str:
-    """Return what `escape` was given."""
-    return _ESCAPE.sub(lambda m: chr(int(m[1], 16)), name).encode("latin-1").decode()
 
 
 def data_topic(prefix: str, schema: str, table: str) -> str:
@@ -50,8 +44,7 @@ def data_topic(prefix: str, schema: str, table: str) -> str:
 def table_of(prefix: str, topic: str) -> tuple[str, str]:
     """Return (schema, table) of a data topic; raise ConfigError if it can't be one of ours."""
     try:
-        schema, table = topic.removeprefix(f"{prefix}.").split(".")
-        return unescape(schema), unescape(table)
+        return events.unescaped_table(topic.removeprefix(f"{prefix}."))
     except ValueError as error:
         raise ConfigError(
             f"topic {topic} is the topic of no table",

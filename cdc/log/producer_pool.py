@@ -69,7 +69,7 @@ class PooledProducer:
     @property
     def writer(self) -> Publisher | DirectPublisher:
         """The writer with an open transaction; the one of large batches if none has one."""
-        return self.direct if self.direct and self.direct.begun else self.large
+        return self.direct if self.direct and self.direct.started else self.large
 
 
 class InFlight(NamedTuple):
@@ -124,7 +124,7 @@ class ProducerPool:
         written directly.
         """
         producer = self._idle[0]
-        if not producer.writer.begun:
+        if not producer.writer.started:
             direct = producer.direct if due is not None and self._is_direct(due) else None
             (direct or producer.large).begin()
 

@@ -65,7 +65,7 @@ class Publisher:
         transaction_seconds: int = TRANSACTION_TIMEOUT_SECONDS,
     ) -> None:
         """`name` ends the transactional id; a start fences it only if it is one of `WRITERS`."""
-        self.begun = False
+        self.started = False
         # By partition: one past the newest record acknowledged; -1 if the broker did not report it.
         self._ends: dict[tuple[str, int], int] = {}
         self._failed: KafkaError | None = None
@@ -102,10 +102,10 @@ class Publisher:
 
     def begin(self) -> None:
         """Begin a transaction if none is open."""
-        if not self.begun:
+        if not self.started:
             with translated("beginning a Kafka transaction"):
                 self._producer.begin_transaction()
-            self.begun = True
+            self.started = True
 
     def produce(self, batch: Batch) -> None:
         """Hand over the batch's waiting messages, each partition's in order."""
@@ -213,9 +213,12 @@ class Publisher:
                     continue
                 if reason.txn_requires_abort():
                     self.abort()
-                raise translate(self._failed or reason, "committing a Kafka transaction") from error
+                failed = self._failed
+                if failed is None or failed.code() in _PURGED:  # of what the transaction held
+                    failed = reason
+                raise translate(failed, "committing a Kafka transaction") from error
             else:
-                self.begun = False
+                self.started = False
                 return
 
     def abort(self) -> None:

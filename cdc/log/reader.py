@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 _TAIL_OFFSETS: Final = 100
 
 
-def read_to_end(config: Config, topics: dict[str, int]) -> Iterator[Message]:
-    """Yield every committed record that the topics (name → partition count) hold now.
-
-    The order is each partition's own. Raises UnavailableError when nothing arrives for a while.
-    """
-    partitions = [(topic, number) for topic, count in topics.items() for number in range(count)]
-    with closing(LogConsumer(config)) as consumer:
-        for _, messages in consumer.pieces(consumer.look_up(partitions)):
-            yield from messages
-
-
 def read_partition(
     config: Config, topic: str, number: int
 ) -> Iterator[tuple[bytes | None, bytes | None]]:

@@ -218,13 +218,13 @@ class TopicMonitor:
             raise GapError(
                 f"topic {topic} holds no record, though the resume record counts events that had a"
                 " frontier, and log.retention_hours promises it: its records were deleted",
-                hint=f"followers can't tell what is complete; {START_OVER}",
+                hint=f"followers can't know what is complete; {START_OVER}",
             )
         if not end:
             raise GapError(
                 f"topic {topic} never held a record, though the resume record counts events that"
                 " had a frontier: it was deleted and created again",
-                hint=f"followers can't tell what is complete; {START_OVER}",
+                hint=f"followers can't know what is complete; {START_OVER}",
             )
 
 

@@ -219,7 +219,11 @@ def delete(client: AdminClient, topics: Sequence[str]) -> None:
 
 
 def existing(client: AdminClient, prefix: str) -> dict[str, int]:
-    """Return every topic under the prefix with its partition count."""
+    """Return every topic under the prefix with its partition count.
+
+    Raises PermissionDeniedError where we may not see them: a list leaves out what is not allowed.
+    """
+    describe(client, [names.resume_topic(prefix)])
     with translated("listing topics"):
         topics = client.list_topics(timeout=_TIMEOUT_SECONDS).topics
     return {n: len(t.partitions) for n, t in topics.items() if n.startswith(f"{prefix}.")}

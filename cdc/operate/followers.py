@@ -213,7 +213,7 @@ def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | No
         return None
     since = f"the log has held for {duration(lag)} what it lacks"
     if stalled <= LATE_SECONDS + waits:
-        return f"{each.name} is behind: {since}", "it advances: check that this falls", Exit.OK
+        return f"{each.name} lags: {since}", "it advances: check that this falls", Exit.OK
     if (each.job_seconds or LATE_SECONDS) < LATE_SECONDS:
         what = (
             f"{each.name} has applied nothing for {duration(stalled)}, and its job has just started"

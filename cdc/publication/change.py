@@ -1,7 +1,7 @@
 """Change the publication to what its plan describes, as `cdc setup` and `cdc table` do.
 
 Each change is one transaction, which also writes a note into the publication's comment
-(`cdc.source.publication_note`): so the daemon can tell it from a manual change, and continues.
+(`cdc.source.publication_note`): so the daemon continues, as it would not after a manual change.
 """
 
 from __future__ import annotations

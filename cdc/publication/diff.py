@@ -223,7 +223,7 @@ def unpublished(old: PinnedPublication, new: PinnedPublication) -> list[str]:
 def _names_now(old: PinnedPublication, new: PinnedPublication) -> dict[str, str]:
     """Return the name in `new` of each table of `old` that it has.
 
-    If a table is gone, or was pinned without its oid, the table that has its name counts as it.
+    If a table was dropped, or was pinned without its oid, the table that has its name counts as it.
     """
     named = {relation: table for table, relation in new.relations.items()}
     found = {t: named[relation] for t, relation in old.relations.items() if relation in named}

@@ -2,7 +2,7 @@
 
 Alembic and SQLAlchemy are needed only where a migration is wanted: a pipeline without any never
 imports them. Each migration is a branch of its own and one transaction, so that one that is not
-permitted leaves nothing behind and does not prevent others.
+permitted leaves nothing and does not prevent others.
 """
 
 from __future__ import annotations

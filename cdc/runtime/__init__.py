@@ -1,1 +1,1 @@
-"""What every process of ours needs: background calls, notices while it waits, optional extras."""
+"""What processes of ours run with: background calls, notices, optional extras, Java and Spark."""

@@ -1,6 +1,6 @@
 """Print what a command waits for if it takes long: usually a server that does not answer.
 
-A command line calls `tell_with`; a daemon, which logs, does not.
+A command line calls `show_with`; a daemon, which logs, does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATIENCE_SECONDS: Final = 1.5
 _say: Callable[[str], None] | None = None
 
 
-def tell_with(say: Callable[[str], None] | None) -> None:
+def show_with(say: Callable[[str], None] | None) -> None:
     """Have `say` called with each such line."""
     global _say  # noqa: PLW0603 - of the process, as its stderr is
     _say = say

@@ -101,7 +101,7 @@ class InProgress:
 
         Raises SpoolError if they can't be written to the disk.
         """
-        end, begun = content_end(chunk), at
+        end, run_start = content_end(chunk), at
         transaction = self._open[self._xid]
         while at + HEADER_SIZE <= end:
             kind, length, inner, _, tag, xid = _head(chunk, at)
@@ -109,20 +109,20 @@ class InProgress:
             if stop > end:
                 break
             if inner != XLOG_DATA or kind != COPY_DATA:
-                self._append(chunk, begun, at)
+                self._append(chunk, run_start, at)
                 return at, Pause.OTHER
             if tag in _CHANGES:
                 if xid != transaction.writer:
-                    self._append(chunk, begun, at)
+                    self._append(chunk, run_start, at)
                     transaction.written_by(xid, self._spool.size(self._xid))
-                    begun = at
+                    run_start = at
                 if tag == _RELATION:
                     relation = _plain(
                         pgoutput.decode(chunk[at + PAYLOAD : stop], in_stream=True, parallel=False)
                     )
                     transaction.described[relation.relation_id] = relation
             elif tag == _STOP:
-                self._append(chunk, begun, at)
+                self._append(chunk, run_start, at)
                 self._xid = 0
                 return stop, None
             elif tag == _MESSAGE:
@@ -130,7 +130,7 @@ class InProgress:
             elif tag != _ORIGIN:
                 raise ProtocolError(f"message {bytes([tag])!r} inside a stream block")
             at = stop
-        self._append(chunk, begun, at)
+        self._append(chunk, run_start, at)
         return at, Pause.MORE
 
     def abort(self, message: messages.StreamAbort) -> None:

@@ -43,7 +43,7 @@ _MARKING = (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
 
 
 class RelationRequest(NamedTuple):
-    """A relation to be described, and what is known of it besides the stream."""
+    """A relation to be described, and what is known of it from other sources than the stream."""
 
     relation: Relation
     facts: TableFacts  # of the catalog at or after `from_lsn`

@@ -175,7 +175,7 @@ class Sequencer:
             self.describe(relation_id, table)
 
     @property
-    def said(self) -> tuple[bytes, bytes]:
+    def transaction_members(self) -> tuple[bytes, bytes]:
         """The members that every event of the transaction has: its identity and its times."""
         return self._tx, self._times
 

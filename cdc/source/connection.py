@@ -362,10 +362,10 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
 
 
 def _state_of(text: str) -> str:
-    said = text.partition("FATAL:")[2].strip()
+    output = text.partition("FATAL:")[2].strip()
     if "certificate" in text:  # expired, not trusted, or missing: of either side
         return _CERTIFICATE
     if "no password supplied" in text:  # libpq's own text, before the server can refuse
         return "28P01"
-    states = (state for start, state in _REFUSALS.items() if said.startswith(start))
+    states = (state for start, state in _REFUSALS.items() if output.startswith(start))
     return next(states, _LOST_CONNECTION)

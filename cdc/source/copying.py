@@ -54,7 +54,7 @@ class Copying:
         self._doing = "reading rows by COPY"
         self._pgconn = connection.pgconn
         self._buffer = MessageBuffer()
-        self._begun = self._ended = False
+        self._started = self._ended = False
         self._error: bytes | None = None
         self._wire = wire(connection, replication=False)
         with translated(self._doing):
@@ -80,7 +80,7 @@ class Copying:
             while not (chunk := self._buffer.take()):
                 with translated(self._doing):
                     self._buffer.add(self._wire.read())
-            if self._begun and chunk[0] == COPY_DATA:
+            if self._started and chunk[0] == COPY_DATA:
                 return chunk
             self.taken(chunk, 0)
         return b""
@@ -96,7 +96,7 @@ class Copying:
             stop = at + 1 + length(chunk, at)[0]
             if stop > end:
                 break
-            if chunk[at] == COPY_DATA and self._begun and chunk[at:stop] != _TRAILER:
+            if chunk[at] == COPY_DATA and self._started and chunk[at:stop] != _TRAILER:
                 if at == stopped_at:
                     raise ProtocolError(f"a message of {stop - at} bytes that is no row")
                 break
@@ -108,7 +108,7 @@ class Copying:
         """Process a complete message that is no row; return where the next one is."""
         kind = chunk[at]
         if kind == COPY_DATA:
-            if self._begun:  # the trailer
+            if self._started:  # the trailer
                 return stop
             return self._begin(chunk, at, stop)
         if kind == _ERROR:
@@ -127,7 +127,7 @@ class Copying:
         body = at + HEADER_SIZE
         if chunk[body : body + len(_HEADER)] != _HEADER:
             raise ProtocolError("a COPY that begins with another header than the binary format's")
-        self._begun = True
+        self._started = True
         body += len(_HEADER)
         if body < stop:
             self._buffer.add(pack(">cI", b"d", 4 + stop - body) + chunk[body:stop])

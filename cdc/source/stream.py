@@ -115,7 +115,7 @@ class Stream:
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
         self.reply_requested = False
         self.confirmed_lsn = LSN(0)
-        self.feedback_at = self._heard_at = self._read_at = time.monotonic()
+        self.feedback_at = self._received_at = self._read_at = time.monotonic()
 
     def identify(self) -> System:
         return self._walsender.identify()
@@ -166,7 +166,7 @@ class Stream:
             came = self._wire.read()
         except psycopg.Error as error:
             raise translate(error, "reading the replication stream") from error
-        self._listen(heard=bool(came))
+        self._listen(received=bool(came))
         if came:
             self._buffer.add(came)
         return self._buffer.take()
@@ -207,19 +207,20 @@ class Stream:
     def wait(self, seconds: float, *, for_frames: bool) -> None:
         """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
         if not for_frames:
-            self._heard_at = time.monotonic()  # silence counts only while we read
-            if self._heard_at - self._read_at > _UNREAD_SECONDS:
+            self._received_at = time.monotonic()  # silence counts only while we read
+            if self._received_at - self._read_at > _UNREAD_SECONDS:
                 self._wire.make_room()
         (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
 
-    def _listen(self, *, heard: bool) -> None:
+    def _listen(self, *, received: bool) -> None:
         """Notice a dead peer on a connection that is still open, as with a dead proxy between."""
         now = self._read_at = time.monotonic()
-        if heard:
-            self._heard_at = now
-        elif now - self._heard_at > self._silence_seconds:
+        if received:
+            self._received_at = now
+        elif now - self._received_at > self._silence_seconds:
+            silent = now - self._received_at
             raise SilentError(
-                f"Postgres has been silent for {now - self._heard_at:.0f} s, though it was asked",
+                f"Postgres has been silent for {silent:.0f} s, though it was asked",
                 hint="something between here and there drops packets; the daemon connects again",
             )
 

@@ -39,7 +39,7 @@ class Message(msgspec.Struct, gc=False):
     """A logical message."""
 
     prefix: str
-    content: bytes
+    content: str  # base64
 
 
 class Event(msgspec.Struct, gc=False):

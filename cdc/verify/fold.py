@@ -23,6 +23,7 @@ hashes, never row values. Nothing here reads a file, a socket or the clock.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -208,7 +209,7 @@ class Fold:
         if known is not None:
             if known[0] != partition:
                 self.findings.add(
-                    f"{here} holds key {key_hash(key)}, whose events stood in partition {known[0]}"
+                    f"{here} holds key {key_hash(key)}, whose events were in partition {known[0]}"
                 )
             if seq <= known[1]:
                 self.findings.add(f"{here} holds seq {seq} of a key after its seq {known[1]}")
@@ -278,7 +279,7 @@ class Fold:
         if event.op != "m":
             self._change(arrival)
         elif event.message is not None and event.alters:
-            alteration = alteration_of(event.message.content)
+            alteration = alteration_of(b64decode(event.message.content))
             if alteration.topic in self.tables:
                 self.tables[alteration.topic].alter(alteration)
         self._op = event.op

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
 from cdc.errors import ConfigError
+from lockstep.jobs.cuts.reduce import decode_row
 from lockstep.sinks.contract import Alterable, Change, Changes, Generations
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _changes(sink: Generations, altered: Altered) -> Iterator[Change]:
         if not row or seq >= altered.seq:
             continue
         new = altered.row(row)
-        known = altered.names(new)
+        known = decode_row(new)
         yield Change(
             key,
             altered.seq,

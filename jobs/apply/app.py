@@ -36,8 +36,8 @@ def begin(config: Config) -> Path:
 
 def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
     """Start the session that these followers need."""
-    from cdc.playground.servers import spark as files  # noqa: PLC0415 - only where there is no spark-submit
-    from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
+    from cdc.runtime import spark as files  # noqa: PLC0415 - only where there is no spark-submit
+    from cdc.runtime.progress import Progress  # noqa: PLC0415 - as above
     from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
 
     delta = any(config.followers[name].delta is not None for name in followers)

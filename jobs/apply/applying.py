@@ -149,7 +149,7 @@ class Applying:
             else:
                 wanted += [first, *(each.version for each in its)]
         self._sink.begin(upto, sorted(wanted, key=lambda each: each.schema_id))
-        failpoints.reach("follow_begun")
+        failpoints.reach("follow_started")
 
     def write(self, upto: int, tables: Sequence[TableChanges]) -> Iterator[TableChanges]:
         """Begin the cut and write the tables; yield each one after it is written."""

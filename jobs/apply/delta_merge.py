@@ -137,10 +137,10 @@ def _on(work: Work) -> Column:
         odd = [F.element_at(side(EXACT), F.lit(name)) for side in (_t, _s)]
         same_text = _t(name).isNotNull() | odd[0].eqNullSafe(odd[1])
         conditions.append(_t(name).eqNullSafe(_s(name)) & same_text)
-    whole = conditions[0]
+    combined = conditions[0]
     for each in conditions[1:]:
-        whole &= each
-    return whole
+        combined &= each
+    return combined
 
 
 def _bound(values: pa.ChunkedArray, name: str) -> Column | None:
@@ -168,8 +168,8 @@ def _exact() -> Column:
     nothing = F.expr("cast(map() as map<string,string>)")
     stored = F.coalesce(_t(EXACT), nothing)
     kept = F.map_filter(stored, lambda name, _: F.array_contains(_s(_KEPT), name))
-    whole = F.map_concat(kept, F.coalesce(_s(EXACT), nothing))
-    return F.when(F.size(whole) > 0, whole)
+    combined = F.map_concat(kept, F.coalesce(_s(EXACT), nothing))
+    return F.when(F.size(combined) > 0, combined)
 
 
 def _name(name: str) -> str:

@@ -331,7 +331,7 @@ class Large:
         )
         rows = ((row.key, row.value) for row in events.toLocalIterator())
         records = ((key and bytes(key), bytes(value)) for key, value in rows)
-        for piece in pieces(records, whole=True):
+        for piece in pieces(records, complete=True):
             yield [piece]
 
 

@@ -1,7 +1,9 @@
-"""Open a follower's store, and start over in one that lost a part.
+"""Open a follower's store, and replace what one has lost.
 
-A store that has less than was reported of it is checked twice before it counts as lost. Then its
-next generation starts, but only if everything that it needs can be read again.
+A store that has less than was reported of it is checked twice before it counts as lost. A store
+that can hold several generations is repaired by a shadow build, so that what is left stays readable
+until that is complete. Any other starts its next generation in place of the lost one, but only if
+everything that it needs can be read again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _SURE_SECONDS: Final = 2.0
 
 
 def open_store(run: Run, sink: Sink) -> StoreState:
-    """Return the store's frontier; a store that lost a part starts its next generation.
+    """Return the store's frontier; a store that lost a part is repaired before.
 
     Nothing is deleted from it before it is certain that it can be refilled; raises GapError if it
     can't. Raises ConfigError if it follows another pipeline.
@@ -45,7 +47,10 @@ def open_store(run: Run, sink: Sink) -> StoreState:
     try:
         state = _open_twice(run, sink, reported)
     except StoreLostError as error:
-        _start_next_generation(run, sink, reported, error)
+        if run.repair is not None and isinstance(sink, Generations):
+            _repair(run, sink, reported, error)
+        else:
+            _start_next_generation(run, sink, reported, error)
         state = _open(run, sink)
     if state.applied.pipeline != pipeline:
         raise ConfigError(
@@ -85,6 +90,22 @@ def _open_once(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreSt
     return state
 
 
+def _repair(run: Run, sink: Sink, reported: FollowerRecord | None, error: StoreLostError) -> None:
+    """Replace what the store has lost; until that is visible to readers it is at no frontier."""
+    assert run.repair is not None, "the caller has checked"
+    _no_frontier(run, reported, _next_generation(run, sink, reported) - 1)
+    run.to("rebuilding", error)
+    log.warning("%s: %s; building it again alongside what is left", run.name, error.what)
+    run.repair(run, sink, error)
+
+
+def _no_frontier(run: Run, reported: FollowerRecord | None, otherwise: int) -> None:
+    """Report the store at no frontier, and what it had, which the next start must find again."""
+    generation = reported.generation if reported else otherwise
+    run.opened_at(Applied.beginning(run.config.pipeline, generation))
+    run.had_lsn = _reported_lsn(reported)
+
+
 def _start_next_generation(
     run: Run, sink: Sink, reported: FollowerRecord | None, error: StoreLostError
 ) -> None:
@@ -97,9 +118,7 @@ def _start_next_generation(
     try:
         refuse_unfillable(run.config, run.name, error)
     except GapError:
-        at = reported.generation if reported else generation
-        run.opened_at(Applied.beginning(run.config.pipeline, at))
-        run.had_lsn = _reported_lsn(reported)
+        _no_frontier(run, reported, generation)
         raise
     run.opened_at(Applied.beginning(run.config.pipeline, generation))
     run.to("rebuilding", error)

@@ -103,6 +103,6 @@ def line(run: Run) -> str:
         return f"{text}: {run.error.what}"
     if run.state in {"following", "catching_up"}:
         seconds = lag(run)
-        late = "" if seconds is None or seconds < _LATE_SECONDS else f", {seconds:.0f} s behind"
+        late = "" if seconds is None or seconds < _LATE_SECONDS else f", a lag of {seconds:.0f} s"
         text += f"{late}; {run.progress.events:,} events, {run.progress.events_per_second:g}/s"
     return text

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerState
+    from lockstep.sinks.contract import Sink
 
 log = logging.getLogger("lockstep.jobs.follow")
 
@@ -43,7 +44,7 @@ _BACKOFF_SECONDS: Final = (0.5, 30.0)
 # Seconds between retries when a server that accepted us before refuses us.
 _SLOW_SECONDS: Final = 30.0
 # With more lag than this many seconds the follower is catching up.
-_BEHIND_SECONDS: Final = 10.0
+_LAGGING_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.5
 # A stop does not wait longer for an unavailable broker: supervisors kill after ten seconds.
 _FLUSH_SECONDS: Final = 5.0
@@ -98,8 +99,12 @@ class Run:
         session: Callable[[Run], None],
         *,
         quiet: bool = False,
+        repair: Callable[[Run, Sink, StoreLostError], None] | None = None,
     ) -> None:
-        """`quiet`: write no reports, because this is a shadow build."""
+        """`quiet`: write no reports, because this is a shadow build.
+
+        `repair` replaces what a store has lost, alongside what is left of it.
+        """
         self.config, self.name, self.store = config, name, store
         self.progress = FollowerProgress()
         self.stopping = threading.Event()
@@ -108,6 +113,7 @@ class Run:
         self.had_lsn: LSN | None = None  # for a store that lost a part: the LSN that it had
         self.exit = Exit.OK
         self._session = session
+        self.repair = repair
         self.error: CDCError | None = None
         self._reports: Reports | None = None
         self._known: FollowerRecord | None = None  # the last report before this session
@@ -190,7 +196,7 @@ class Run:
         self.progress.batch(events, tables, seconds, canary)
         # If nothing writes to the source, only canaries are new.
         newest_us = max(applied.committed_at_us, canary or 0)
-        late = events > 0 and time.time() - newest_us / 1e6 > _BEHIND_SECONDS
+        late = events > 0 and time.time() - newest_us / 1e6 > _LAGGING_SECONDS
         state: FollowerState = "catching_up" if late else "following"
         if (state, None) != (self.state, self.error):
             self.to(state)

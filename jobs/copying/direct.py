@@ -125,7 +125,7 @@ class _Log:
 
     def close(self) -> None:
         """Abort an open transaction."""
-        if self._publisher.begun:
+        if self._publisher.started:
             self._publisher.abort()
 
 

@@ -114,8 +114,8 @@ def translated(error: Exception) -> CDCError:
             hint="the machine has too little CPU time for what runs on it: run fewer followers in"
             " one job, or elsewhere; it is started again",
         )
-    said = " / ".join(bugs.places(text).splitlines()[:_PLACES])
+    places = " / ".join(bugs.places(text).splitlines()[:_PLACES])
     return UnavailableError(
-        f"Spark could not do it: {said or type(error).__name__}",
+        f"Spark could not do it: {places or type(error).__name__}",
         hint="see Spark's own log; what is done is kept, so submit the job again",
     )

@@ -111,13 +111,13 @@ class ByTasks:
 
     def write(self, rows: Rows, commit: Commit) -> None:
         table = delta_lake.opened(self._path, self._storage)
-        if not _is_behind(table, commit):
+        if not _is_older(table, commit):
             return
         parts = self._written(rows)
         for _ in range(_TRIES):
             # Opened after the rows were read: the commit is based on exactly this version.
             table = delta_lake.opened(self._path, self._storage)
-            if not _is_behind(table, commit):
+            if not _is_older(table, commit):
                 return
             with suppress(ConflictError):
                 self._commit(table, rows, parts, commit)
@@ -207,8 +207,8 @@ def _reached(
     jvm, context = spark._jvm, spark._jsc  # noqa: SLF001 - there is no other way to Hadoop's
     assert jvm is not None
     named = jvm.org.apache.hadoop.fs.Path(path)
-    whole = named.getFileSystem(context.hadoopConfiguration()).makeQualified(named).toUri()
-    return (whole.getPath(), {}) if whole.getScheme() == "file" else None
+    qualified = named.getFileSystem(context.hadoopConfiguration()).makeQualified(named).toUri()
+    return (qualified.getPath(), {}) if qualified.getScheme() == "file" else None
 
 
 def _write(
@@ -226,7 +226,7 @@ def _write(
         yield from parts.done
 
 
-def _is_behind(table: DeltaTable | None, commit: Commit) -> bool:
+def _is_older(table: DeltaTable | None, commit: Commit) -> bool:
     assert commit.upto is not None
     reached = table.transaction_version(commit.app) if table else None
     return reached is None or reached < commit.upto

@@ -11,7 +11,7 @@ import msgspec
 
 from cdc.log.records import ALTERED, alteration_of
 from lockstep.jobs.cuts.reduce import parsed
-from lockstep.sinks.contract import Altered
+from lockstep.sinks.contract import Altered, AlteredColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -51,15 +51,18 @@ def alterations(
         if follows(topic):
             ids = alteration.previous, alteration.schema_id
             by_id = {each.schema_id: each for each in versions(topic, ids)}
-            found.setdefault(topic, []).append(
-                Altered(event.source.seq, *(by_id[each] for each in ids), alteration)
+            columns = tuple(
+                AlteredColumn(c.name, c.was, (c.missing or "null").encode(), c.as_text)
+                for c in alteration.columns
             )
+            before, after = (by_id[each] for each in ids)
+            found.setdefault(topic, []).append(Altered(event.source.seq, before, after, columns))
     return found
 
 
 def parts(partitions: Sequence[Events], bounds: Bounds) -> Iterator[list[Events]]:
     """Yield the events of a part of a cut, if there are any."""
-    found = []
+    found: list[Events] = []
     for keys, values in partitions:
         mine = [
             (key, value)

@@ -1,6 +1,6 @@
 """Frontiers of the log, found by what a person or a store knows of them.
 
-A frontier is the state after a whole transaction; its seq identifies it. `find` searches the
+A frontier is the state after a complete transaction; its seq identifies it. `find` searches the
 frontier topic by halves, so it costs a few reads however much the log holds.
 """
 

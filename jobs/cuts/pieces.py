@@ -17,11 +17,11 @@ def pieces(
     records: Iterable[tuple[bytes | None, bytes | None]],
     *,
     most: int | None = None,
-    whole: bool = False,
+    complete: bool = False,
 ) -> Iterator[Piece]:
     """Yield a few thousand events at a time, or `most`.
 
-    `whole` keeps a key change's two events together.
+    `complete` keeps a key change's two events together.
     """
     keys: list[bytes | None] = []
     values: list[bytes] = []
@@ -30,7 +30,7 @@ def pieces(
         if value is None:
             continue
         full = len(values) >= (most or _PIECE_EVENTS) or size >= _PIECE_BYTES
-        if full and not (whole and b'"op":"c"' in value and b'"op":"d"' in values[-1]):
+        if full and not (complete and b'"op":"c"' in value and b'"op":"d"' in values[-1]):
             yield keys, values
             keys, values, size = [], [], 0
         keys.append(key)

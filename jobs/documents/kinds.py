@@ -44,12 +44,8 @@ class DocumentTables(Protocol):
         """Yield all rows."""
         ...
 
-    def newer(self, node: Node, seq: int) -> Iterator[Row]:
-        """Yield the rows with a seq above `seq`."""
-        ...
-
-    def gone(self, node: Node, since: Self) -> Iterator[Row]:
-        """Yield, as they were in `since`, the rows that were deleted or changed since."""
+    def difference(self, node: Node, since: Self) -> tuple[Iterable[Row], Iterable[Row]]:
+        """Return the rows that only `since` has, and those that it lacks; a changed row is both."""
         ...
 
     def differ(self, table: str, since: Self) -> bool:
@@ -75,29 +71,29 @@ class DocumentKind:
         new: DocumentTables,
         applied: Applied,
         old: DocumentTables | None = None,
-        seq: int = 0,
         *,
         was: Node | None = None,
     ) -> Iterator[Changes]:
         """Yield the changes of the documents, in batches.
 
-        From the tables `old` at the frontier of `seq` to those of `applied`. Every document is
+        From the tables `old` to those of `applied`. Every document is
         built if there is no `old`, or if its tree `was` different there.
         """
         if old is None:
             yield from self._every(new, applied)
             return
-        touched = [node for node in self.root.walk() if new.differ(node.table, old)]
         if was not in (None, self.root):
             there = {row.key for row in new.every(self.root)}
             gone = [row.key for row in old.every(self.root) if row.key not in there]
             yield self._made((), gone, new, applied)
             yield from self._every(new, applied)
             return
-        roots = affected(
-            self.root, lambda node: new.gone(node, old) if node in touched else (), old.find
-        ) | affected(
-            self.root, lambda node: new.newer(node, seq) if node in touched else (), new.find
+        found = {
+            node: new.difference(node, old) for node in self.rows if new.differ(node.table, old)
+        }
+        nothing: tuple[Iterable[Row], Iterable[Row]] = (), ()
+        roots = affected(self.root, lambda node: found.get(node, nothing)[0], old.find) | affected(
+            self.root, lambda node: found.get(node, nothing)[1], new.find
         )
         yield from self._documents(roots, new, applied)
 

@@ -12,9 +12,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import types
 
+from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
@@ -61,26 +63,60 @@ class MirrorTables:
             if row.of(columns) in wanted:
                 yield row
 
-    def newer(self, node: Node, seq: int) -> Iterator[Row]:
-        """Yield the rows of the node's table with a seq above `seq`."""
-        table = self.open(node.table)
-        if table is not None:
-            yield from self._read(node, table, [f"{_quoted(delta_layout.SEQ)} > {seq:d}"])
-
     def every(self, node: Node) -> Iterator[Row]:
         """Yield all rows of the node's table."""
         table = self.open(node.table)
         if table is not None:
             yield from self._read(node, table, [])
 
-    def gone(self, node: Node, since: MirrorTables) -> Iterator[Row]:
-        """Yield, as they were in `since`, the rows that were deleted or changed since."""
+    def difference(self, node: Node, since: MirrorTables) -> tuple[Iterable[Row], Iterable[Row]]:
+        """Return the rows that only `since` has, and those that it lacks.
+
+        By the files that changed or, where the commits do not show these, by all rows.
+        """
         before, after = since.open(node.table), self.open(node.table)
-        if before is None:
-            return
-        if after is None:
-            yield from since.every(node)
-            return
+        if before is None or after is None:
+            return since.every(node), self.every(node)
+        found = self.by_files(node, since)
+        return found or (since.lacking(node, self), self.lacking(node, since))
+
+    def by_files(self, node: Node, since: MirrorTables) -> tuple[list[Row], list[Row]] | None:
+        """Return the same from the files that changed; None if the commits do not show them."""
+        before, after = since.open(node.table), self.open(node.table)
+        assert before is not None
+        assert after is not None
+        special = (delta_layout.CURRENT, delta_layout.DELETED)
+        columns = tuple(dict.fromkeys((*node.key, *self._rows[node].columns, *special)))
+        found = delta_difference.between(before, after, columns)
+        if found is None:
+            return None
+        old, new = (_live_rows(side) for side in found)
+        key = [*node.key, delta_layout.SEQ]
+        sides = _without(old, new, key), _without(new, old, key)
+        reader = self._rows[node]
+        gone, newer = (
+            {
+                (row.key, seq): row
+                for batch in side.to_batches()
+                for seq, row in zip(
+                    batch.column(delta_layout.SEQ).to_pylist(),
+                    reader.read(batch.select(reader.columns)),
+                    strict=True,
+                )
+            }
+            for side in sides
+        )
+        # Keys that have no value of their column's type are compared by their text.
+        return (
+            [row for at, row in gone.items() if at not in newer],
+            [row for at, row in newer.items() if at not in gone],
+        )
+
+    def lacking(self, node: Node, other: MirrorTables) -> Iterator[Row]:
+        """Yield the rows that the other tables do not have with the same seq."""
+        before, after = self.open(node.table), other.open(node.table)
+        assert before is not None
+        assert after is not None
         same = " AND ".join(
             f"(n.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)})"
             for name in (*node.key, delta_layout.SEQ)
@@ -124,6 +160,25 @@ class MirrorTables:
         reader = self._rows[node]
         for batch in pa.RecordBatchReader.from_stream(builder.execute(query)):
             yield from reader.read(batch)
+
+
+def _live_rows(rows: pa.Table) -> pa.Table:
+    """Return the current rows: neither marked as deleted nor historical."""
+    if delta_layout.CURRENT in rows.column_names:
+        return rows.filter(rows[delta_layout.CURRENT])
+    if delta_layout.DELETED in rows.column_names:
+        return rows.filter(pc.invert(pc.fill_null(rows[delta_layout.DELETED], fill_value=False)))
+    return rows
+
+
+def _without(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Table:
+    """Return the rows whose key, if it has no NULL, none of the others has."""
+    if not rows.num_rows or not others.num_rows:
+        return rows
+    places = pa.arange(0, rows.num_rows)
+    numbered = rows.select(key).append_column("#", places)
+    left = numbered.join(others.select(key), keys=key, join_type="left anti")
+    return rows.take(left["#"].combine_chunks())
 
 
 def _live(table: DeltaTable, name: str) -> str:

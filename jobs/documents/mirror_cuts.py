@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import ConfigError, GapError, UnavailableError
@@ -101,10 +102,9 @@ class MirrorCuts:
                     self._tables(after, kind),
                     after.applied,
                     before and self._tables(before, kind),
-                    before.applied.seq if before else 0,
                     was=tree(name, self._documents[name], known),
                 )
-            except DeltaError as error:
+            except (DeltaError, pa.ArrowException) as error:  # files are read by Arrow
                 if before is None or not _is_lost(error):
                     raise
                 raise self._lost(before.applied) from error
@@ -200,7 +200,7 @@ def _is_later(applied: Applied, than: Applied) -> bool:
     return (applied.seq, applied.lsn) > (than.seq, than.lsn)
 
 
-def _is_lost(error: DeltaError) -> bool:
+def _is_lost(error: Exception) -> bool:
     """Return whether files or versions are missing, as after VACUUM or log cleanup."""
     text = str(error)
     return any(words in text for words in ("not found", "Not Found", "No such file", "Invalid"))

@@ -137,7 +137,7 @@ class LogBuilder:
     def _wanted(self, tables: frozenset[str] | None) -> tuple[list[str], bool]:
         """Return the tables to be read again, and whether the log lost the beginning of any.
 
-        Raises ConfigError if nothing can read them.
+        Raises UnavailableError if nothing can read them at the moment.
         """
         follower, topics = self._config.followers[self._name], self._topics()
         chosen = [
@@ -152,7 +152,7 @@ class LogBuilder:
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
         if wanted and not snapshots.daemon_streams(self._config):
-            raise ConfigError(
+            raise UnavailableError(
                 f"the log does not have all rows of {self._name}: "
                 + (f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"),
                 hint="start `cdc run`: the rows are read again through the stream",
@@ -240,7 +240,7 @@ class LogBuilder:
         self._progress(f"reading again: {', '.join(requested.values())}")
         failed = [
             record
-            for record in snapshots.wait(self._config, list(requested))
+            for record in snapshots.wait(self._config, list(requested), report=self._progress)
             if record.state != "done"
         ]
         if failed:

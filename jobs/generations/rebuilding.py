@@ -121,8 +121,11 @@ class Rebuild:
         applied = self._builder.forward(self._sink.at(number), number, lsn)
         return RebuildOutcome(number, applied, self._sink.current())
 
-    def run(self, tables: frozenset[str] | None = None) -> RebuildOutcome:
-        """Build a generation, of `tables` only if given, compare it, and switch to it."""
+    def run(self, tables: frozenset[str] | None = None, *, is_lost: bool = False) -> RebuildOutcome:
+        """Build a generation, of `tables` only if given, compare it, and switch to it.
+
+        If the old generation is lost, it is not compared.
+        """
         if tables is not None:
             _expect_known(tables, self._builder.tables())
         former = self._sink.current()
@@ -134,11 +137,11 @@ class Rebuild:
             f"generation {number}: "
             + (f"continued after {started.lsn}" if started else "shadow build started")
         )
-        failpoints.reach("rebuild_begun")
+        failpoints.reach("rebuild_started")
         complete_from = self._builder.prepare(build, number, tables)
         old = self._sink.generations().get(known or 0)
         compared: tuple[Compared, ...] = ()
-        if old is not None and max(complete_from, _reached(build)) <= old.seq:
+        if old and not is_lost and max(complete_from, _reached(build)) <= old.seq:
             compared = self._compare(build, number, old, tables)
         applied = self._forward(build, number)
         self._prove(build, self._versions(applied, tables), applied)

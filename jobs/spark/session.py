@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import SparkSession
 
 from cdc.errors import ConfigError
-from cdc.playground.servers.java import OLDEST, system_java
-from cdc.playground.servers.spark import DELTA, NO_MEMORY, VALUES
+from cdc.runtime.java import OLDEST, system_java
+from cdc.runtime.spark import DELTA, NO_MEMORY, VALUES
 from lockstep.jobs.spark import source_worker
 
 if TYPE_CHECKING:

@@ -89,14 +89,14 @@ def change(
     op: str = "u",
 ) -> Change:
     """Return a change; `row` is complete, its `unchanged` columns get the placeholder."""
-    told = row and {
+    sent = row and {
         name: "__debezium_unavailable_value" if name in unchanged else value
         for name, value in row.items()
     }
     return Change(
         key=key(version, *key_values) if version.key else None,
         seq=seq,
-        row=None if told is None else msgspec.json.encode(told),
+        row=None if sent is None else msgspec.json.encode(sent),
         schema_id=version.schema_id,
         commit_lsn=0x16E9000 + seq,
         committed_at_us=STARTED_AT_US + seq * 1_000,
@@ -108,17 +108,17 @@ def change(
 
 def row(version: Version, seq: int, *key_values: int, **values: object) -> Row:
     """Return a row of the table; its values identify the seq that wrote it."""
-    whole: Row = dict(zip(version.key, key_values, strict=True)) if key_values else {"id": seq}
-    whole |= {
+    complete: Row = dict(zip(version.key, key_values, strict=True)) if key_values else {"id": seq}
+    complete |= {
         "name": f"n{seq}",
         "body": f"long {seq}",
         "amount": f"{seq}.50",
         "active": seq % 2 > 0,
     }
     if any(column.name == "age" for column in version.columns):
-        whole["age"] = seq
-    whole |= values
-    return {column.name: whole[column.name] for column in version.columns}
+        complete["age"] = seq
+    complete |= values
+    return {column.name: complete[column.name] for column in version.columns}
 
 
 def applied(seq: int, *, generation: int = 1) -> Applied:
@@ -138,6 +138,6 @@ def applied(seq: int, *, generation: int = 1) -> Applied:
 def apply(sink: Sink, seq: int, *tables: Changes) -> int:
     """Write one cut as a follower does; return how many changes were applied."""
     sink.begin(seq, [version for changes in tables for version in changes.versions])
-    news = sum(sink.write(changes) for changes in tables)
+    applied_changes = sum(sink.write(changes) for changes in tables)
     sink.commit(applied(seq))
-    return news
+    return applied_changes

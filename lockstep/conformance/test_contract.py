@@ -318,7 +318,9 @@ def _play(store: StoreUnderTest, chance: Random, first: int) -> None:
         for version in chance.sample([USERS, LINES], chance.randint(1, 2)):
             many = chance.randint(1, 6)
             cut.append(
-                _changes(chance, version, seq, many, model[version.name], whole=sink.complete_rows)
+                _changes(
+                    chance, version, seq, many, model[version.name], complete=sink.complete_rows
+                )
             )
             seq += many + 1
         done.append((seq, cut))
@@ -340,7 +342,13 @@ def _play(store: StoreUnderTest, chance: Random, first: int) -> None:
 
 
 def _changes(
-    chance: Random, version: Version, seq: int, many: int, model: dict[bytes, Row], *, whole: bool
+    chance: Random,
+    version: Version,
+    seq: int,
+    many: int,
+    model: dict[bytes, Row],
+    *,
+    complete: bool,
 ) -> Changes:
     """Return changes of distinct keys, and apply them to the model."""
     truncated = None
@@ -359,7 +367,7 @@ def _changes(
             changes.append(change(version, seq, None, *named))
             continue
         new, unchanged = row(version, seq, *named), tuple[str, ...]()
-        if at in model and not whole and chance.random() < 0.4:
+        if at in model and not complete and chance.random() < 0.4:
             unchanged = ("body",)
             new["body"] = model[at]["body"]
         model[at] = new

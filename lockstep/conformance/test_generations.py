@@ -51,15 +51,15 @@ def test_readers_see_a_shadow_build_from_its_switch_on(
     """And the previous generation's follower notices, and continues in the new one."""
     assert several.current() == 1
     apply(several, 5, users(5, 1, 2), lines(4, 7))
-    aside = several.at(2)
-    assert aside.open() is None
-    put(aside, 2, 3, users(3, 1))
+    shadow = several.at(2)
+    assert shadow.open() is None
+    put(shadow, 2, 3, users(3, 1))
     assert several.current() == 1
     assert store.rows("public.users") == {key(USERS, n): row(USERS, 5, n) for n in (1, 2)}
     assert {number: a and a.seq for number, a in several.generations().items()} == {1: 5, 2: 3}
-    assert seqs(aside, USERS) == {key(USERS, 1): 3}
-    put(aside, 2, 6, users(6, 1, 3), lines(4, 7))
-    found = {each: (seq, value) for each, seq, value in aside.contents(USERS)}
+    assert seqs(shadow, USERS) == {key(USERS, 1): 3}
+    put(shadow, 2, 6, users(6, 1, 3), lines(4, 7))
+    found = {each: (seq, value) for each, seq, value in shadow.contents(USERS)}
     assert found.keys() == {key(USERS, 1), key(USERS, 3)}
     assert msgspec.json.decode(found[key(USERS, 3)][1])["name"] == "n6"
     for _ in range(2):
@@ -73,16 +73,16 @@ def test_readers_see_a_shadow_build_from_its_switch_on(
     assert (state.applied.seq, state.applied.generation) == (6, 2)
     put(several, 2, 8, users(8, 4))
     assert key(USERS, 4) in store.rows("public.users")
-    aside.close()
+    shadow.close()
 
 
 def test_the_one_before_stays_until_it_is_dropped(
     several: Generations, store: StoreUnderTest
 ) -> None:
     apply(several, 5, users(5, 1), lines(4, 7))
-    aside = several.at(2)
-    aside.open()
-    put(aside, 2, 5, users(5, 1), lines(4, 7))
+    shadow = several.at(2)
+    shadow.open()
+    put(shadow, 2, 5, users(5, 1), lines(4, 7))
     with pytest.raises(ConfigError):
         several.drop(1)
     several.switch(2)
@@ -95,7 +95,7 @@ def test_the_one_before_stays_until_it_is_dropped(
         several.drop(1)
         assert list(several.generations()) == [2]
     assert store.rows("public.users") == {key(USERS, 1): row(USERS, 5, 1)}
-    for each in (old, aside):
+    for each in (old, shadow):
         each.close()
 
 
@@ -107,11 +107,11 @@ def test_a_shadow_build_of_some_tables_shares_the_others(
     apply(several, 5, users(5, 1, 2), lines(4, 7))
     if ahead:
         apply(several, 6, users(6, 2))
-    aside = several.at(2, frozenset({"public.users"}))
-    assert aside.open() is None
-    put(aside, 2, 5, users(5, 1, 2), lines(4, 7))
+    shadow = several.at(2, frozenset({"public.users"}))
+    assert shadow.open() is None
+    put(shadow, 2, 5, users(5, 1, 2), lines(4, 7))
     if not ahead:
-        put(aside, 2, 6, users(6, 2))
+        put(shadow, 2, 6, users(6, 2))
     several.switch(2)
     state = several.open()
     assert state is not None
@@ -121,7 +121,7 @@ def test_a_shadow_build_of_some_tables_shares_the_others(
         key(USERS, n): row(USERS, seq, n) for n, seq in ((1, 5), (2, 6))
     }
     assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}
-    aside.close()
+    shadow.close()
 
 
 def test_a_shadow_build_of_one_table_leaves_the_others_at_their_frontier(
@@ -129,9 +129,9 @@ def test_a_shadow_build_of_one_table_leaves_the_others_at_their_frontier(
 ) -> None:
     """It may be far ahead of them: it must not write the other tables."""
     apply(several, 5, users(5, 1), lines(4, 7))
-    aside = several.at(2, _USERS_ALONE)
-    aside.open()
-    put(aside, 2, 8, users(8, 1), lines(7, 7, 8))
+    shadow = several.at(2, _USERS_ALONE)
+    shadow.open()
+    put(shadow, 2, 8, users(8, 1), lines(7, 7, 8))
     assert store.rows("public.users") == {key(USERS, 1): row(USERS, 5, 1)}
     assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}
     several.switch(2)
@@ -141,7 +141,7 @@ def test_a_shadow_build_of_one_table_leaves_the_others_at_their_frontier(
     put(several, 2, 8, users(8, 1), lines(7, 7, 8))
     assert store.rows("public.users") == {key(USERS, 1): row(USERS, 8, 1)}
     assert store.rows("public.lines") == {key(LINES, n, 1): row(LINES, 7, n, 1) for n in (7, 8)}
-    aside.close()
+    shadow.close()
 
 
 def test_a_shadow_build_is_not_continued_for_other_tables(
@@ -149,17 +149,17 @@ def test_a_shadow_build_is_not_continued_for_other_tables(
 ) -> None:
     """Otherwise those would miss earlier changes, and readers would lose rows at the switch."""
     apply(several, 5, users(5, 1), lines(4, 7))
-    for number, begun, other in (
+    for number, tables, other in (
         (2, _USERS_ALONE, None),
         (3, None, _USERS_ALONE),
         (4, _USERS_ALONE, frozenset({"public.lines"})),
     ):
-        aside = several.at(number, begun)
-        aside.open()
-        put(aside, number, 5, users(5, 1), lines(4, 7))
+        shadow = several.at(number, tables)
+        shadow.open()
+        put(shadow, number, 5, users(5, 1), lines(4, 7))
         with pytest.raises(ConfigError, match=f"generation {number}"):
             several.at(number, other).open()
-        assert several.at(number, begun).open() is not None
-        aside.close()
+        assert several.at(number, tables).open() is not None
+        shadow.close()
         several.drop(number)
     assert list(several.generations()) == [1]

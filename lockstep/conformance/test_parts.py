@@ -17,7 +17,7 @@ from lockstep.conformance.store import (
 from lockstep.sinks.contract import Change, Changes, Sink
 
 
-def told(sink: Sink, seq: int, number: int) -> Change:
+def partial(sink: Sink, seq: int, number: int) -> Change:
     """Return an update without a value for `body`; complete if the sink needs that."""
     at, update = key(USERS, number), row(USERS, seq, number, body=None)
     if not sink.complete_rows:
@@ -37,9 +37,9 @@ def test_a_key_in_two_writes_of_one_cut(sink: Sink, store: StoreUnderTest) -> No
     sink.begin(20, [USERS])
     sink.write(users(4, 1, 4, 5))
     # A value that this cut contains, and one that only the store has.
-    sink.write(Changes((USERS,), [told(sink, 11, 1), told(sink, 12, 2)]))
-    gone = [change(USERS, 15, None, 5), change(USERS, 16, None, 3)]
-    sink.write(Changes((USERS,), [*users(10, 4).changes, told(sink, 17, 1), *gone]))
+    sink.write(Changes((USERS,), [partial(sink, 11, 1), partial(sink, 12, 2)]))
+    deletes = [change(USERS, 15, None, 5), change(USERS, 16, None, 3)]
+    sink.write(Changes((USERS,), [*users(10, 4).changes, partial(sink, 17, 1), *deletes]))
     seen = sink.rows(USERS, [key(USERS, n) for n in range(1, 6)])
     sink.commit(applied(20))
     wanted = {
@@ -52,7 +52,7 @@ def test_a_key_in_two_writes_of_one_cut(sink: Sink, store: StoreUnderTest) -> No
     sink.begin(40, [USERS])
     sink.write(users(20, 1, 2, 6))
     sink.write(users(30, 7)._replace(truncated=30))
-    sink.write(Changes((USERS,), [told(sink, 38, 7), *users(30, 2).changes]))
+    sink.write(Changes((USERS,), [partial(sink, 38, 7), *users(30, 2).changes]))
     assert sink.rows(USERS, [key(USERS, 1), key(USERS, 4)]) == {}
     sink.commit(applied(40))
     assert store.rows("public.users") == {

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import pyarrow.compute as pc
 
-from cdc import failpoints
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
+from cdc.events import table_name, unescaped_table
 from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
 from lockstep.sinks.delta import actions, buckets, generations, lake, layout, merge, vectors
 from lockstep.sinks.delta import json as delta_json
@@ -99,17 +99,20 @@ class DeltaSink:
         if newest is None:
             nothing = Applied.beginning(mine.pipeline, self._frontiers.generation)
             return StoreState(nothing, reached) if reached else None
-        found = self._every(self._seq_of, list(newest.versions.items()))
-        return StoreState(newest.applied, max(reached, *found, 0))
-
-    def _seq_of(self, place: str, version: int) -> int:
-        """Return the seq of a mirror that must exist, at that version at least."""
-        mirror = self._mirror(place)
-        if not mirror.find() or mirror.table.version() < version:
+        found = dict(self._every(self._seq_of, list(newest.versions.items())))
+        if lost := [place for place, seq in found.items() if seq is None]:
             raise StoreLostError(
-                f"the mirror {mirror.path} was replaced or restored to an older version"
+                f"the mirror {self._mirror(lost[0]).path} was replaced or restored to an older"
+                " version",
+                tables=frozenset(table_name(*unescaped_table(each)) for each in lost),
             )
-        return mirror.seq
+        return StoreState(newest.applied, max(reached, *filter(None, found.values()), 0))
+
+    def _seq_of(self, place: str, version: int) -> tuple[str, int | None]:
+        """Return a mirror's place and seq; None if it is not at that version at least."""
+        mirror = self._mirror(place)
+        is_there = mirror.find() and mirror.table.version() >= version
+        return place, mirror.seq if is_there else None
 
     def start_over(self, generation: int) -> None:
         self._frontiers.start_over(generation)
@@ -138,7 +141,9 @@ class DeltaSink:
         mirror.name = version.name
         if not mirror.find():
             if self._frontiers.newest and place in self._frontiers.newest.versions:
-                raise StoreLostError(f"the Delta table {mirror.path} is missing")
+                raise StoreLostError(
+                    f"the Delta table {mirror.path} is missing", tables=frozenset({version.name})
+                )
             mirror.ensure(version)
         elif not self._frontiers.knows(mirror.seq):
             raise StoreLostError(f"{mirror.path} is ahead of every seq that _frontiers has")
@@ -200,7 +205,6 @@ class DeltaSink:
 
     def commit(self, applied: Applied) -> None:
         self._every(lambda place, its: self._mirrors[place].alter(its), list(self._altered.items()))
-        failpoints.reach("follow_altered")
         pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
         for place, changes in pending:
             self._mirrors[place].expect_key(changes)

@@ -143,10 +143,18 @@ class Indices:
         if not build.tables:
             return
         found = self._uuids(f"/{self._group}-g*")
-        for name, table in build.tables.items():
-            for index in filter(None, (table.now, table.next)):
-                if index.uuid is not None and found.get(index.name) != index.uuid:
-                    raise StoreLostError(f"the index {index.name} of {name} is missing")
+        missing = {
+            name: index.name
+            for name, table in build.tables.items()
+            for index in filter(None, (table.now, table.next))
+            if index.uuid is not None and found.get(index.name) != index.uuid
+        }
+        if missing:
+            name, index = next(iter(missing.items()))
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise StoreLostError(
+                f"the index {index} of {name} is missing{more}", tables=frozenset(missing)
+            )
 
     def _uuids(self, path: str) -> Mapping[str, str]:
         answer = self._client.call(

@@ -1,7 +1,7 @@
 """A table's changes as calls of the scripts: their keys and arguments.
 
 Pure: calls are built here and sent elsewhere. A change is an *operation* on its row's keys, which
-are all in one hash slot; operations of one slot are gathered into calls.
+are all in one bucket, in a cluster a hash slot; operations of one bucket are gathered into calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BYTES_IN_A_CALL: Final = 1 << 20
 # existing without a place, existing at a place.
 DELETED, HIDDEN, PLACED = b"0", b"00", b"1"
 
-# Slot, keys, arguments.
+# Bucket, keys, arguments.
 Operation: TypeAlias = tuple[int, tuple[bytes, ...], tuple[bytes, ...]]
 
 
@@ -37,13 +37,17 @@ class Layout(NamedTuple):
     shape: Shape
     form: str  # the form in the scripts: `plain`, or the shape's form
     moves: str  # "", or the kind of holder of a place: `place`, or the `claims` of members
+    # Whether the index has had every existing row since the build's first. Versions without an
+    # index refuse such a build, because to them it has another layout.
+    indexed: bool = False
 
 
 class TargetBuild(NamedTuple):
-    """The build to which a table's rows are written, and whether readers see it."""
+    """The build to which a table's rows are written."""
 
     build: int
-    seen: bool
+    seen: bool  # by readers
+    indexed: bool = False
 
 
 class StoredTable:
@@ -107,25 +111,36 @@ class StoredTable:
 
     def _plainly(self, target: TargetBuild, changes: Iterable[Change]) -> Iterator[Operation]:
         """Do the same for complete rows at their keys in one server, the most common case."""
-        place, companions = (
-            self.shaper.place,
-            self.names.companions(target.build, self.version.name, 0),
-        )
+        place, bucket = self.shaper.place, self.names.bucket
+        companions = self.names.companions(target.build, self.version.name, 0)
         for change in changes:
             key, row = change.key, change.row
             assert key is not None
             keys = (place(key), companions + key)
             if row is None or change.unchanged:
-                yield 0, keys, (b"%016x%b" % (change.seq, HIDDEN if row else DELETED), b"")
+                yield (
+                    bucket(key),
+                    keys,
+                    (b"%016x%b" % (change.seq, HIDDEN if row else DELETED), b""),
+                )
             else:
-                yield 0, keys, (b"%016x%b" % (change.seq, PLACED), row)
+                yield bucket(key), keys, (b"%016x%b" % (change.seq, PLACED), row)
 
     def slot(self, key: bytes) -> int:
-        """Return the hash slot of a row; 0 if there are no slots."""
-        return self.names.slot(self.shaper.anchor(key)) if self.names.cluster else 0
+        """Return the bucket of a row, in a cluster its hash slot."""
+        if self.names.cluster:
+            return self.names.slot(self.shaper.anchor(key))
+        return self.names.bucket(key)
+
+    def indexing(self, target: TargetBuild, slot: int) -> tuple[bytes, bytes]:
+        """Return a bucket's index, empty without one, and where a companion's key begins."""
+        if not target.indexed:
+            return b"", b""
+        at = (target.build, self.version.name, slot)
+        return self.names.index(*at), b"%d" % (len(self.names.companions(*at)) + 1)
 
     def group(self, target: TargetBuild, slot: int, floor: bytes, operations: int) -> list[bytes]:
-        """Return the arguments that precede those of a group of operations of one slot."""
+        """Return the arguments that precede those of a group of operations of one bucket."""
         ttl = self.layout.shape.ttl_seconds
         return [
             self.layout.form.encode(),
@@ -136,6 +151,7 @@ class StoredTable:
             b"" if target.seen else self.names.shadow(target.build, slot),
             self.names.holders(target.build, self.version.name, slot),
             self.layout.moves.encode(),
+            *self.indexing(target, slot),
         ]
 
 
@@ -155,7 +171,7 @@ class OpenCut:
 
 
 def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Operation]]]:
-    """Yield operations by slot, grouped to fit into a call."""
+    """Yield operations by bucket, grouped to fit into a call."""
     waiting: defaultdict[int, list[Operation]] = defaultdict(list)
     sizes: defaultdict[int, int] = defaultdict(int)
     for each in operations:

@@ -41,7 +41,7 @@ from lockstep.sinks.redis.state import (
 )
 from lockstep.sinks.shapes import Placer, Shape
 
-_UNENDED: Final = b"f" * 16  # above every seq
+UNENDED: Final = b"f" * 16  # above every seq
 
 
 _ADVANCE_SWITCH, _MOVE_VALUES = Script(ADVANCE_SWITCH), Script(MOVE_VALUES)
@@ -66,7 +66,7 @@ def switch(
         if LOST in builds_of(fields, int(current)).values():
             _clear_unknown(client, names, prefix, shapes, fields)
         under_way = b"%b>%d" % (current, generation)
-        _advance(client, names, fields, generation, under_way, [b"applying", _UNENDED])
+        _advance(client, names, fields, generation, under_way, [b"applying", UNENDED])
         fields = finish_switch(client, names, prefix, fields_of(client, names))
 
 
@@ -241,7 +241,7 @@ def drop(client: Client, names: Names, generation: int) -> None:
         client.ask("HDEL", names.main, *deleted)
 
 
-_OF_BUILDS: Final = (b"layout", b"key", b"floor")
+_OF_BUILDS: Final = (b"layout", b"key", b"floor", b"buckets")
 
 
 def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]) -> None:
@@ -273,12 +273,14 @@ def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]
 def _clear_unknown(
     client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape], fields: Fields
 ) -> None:
-    """Delete the values and companions of builds that are not in the follower's key."""
+    """Delete the values, companions and indexes of builds not in the follower's key."""
     known = {build for each in generations_of(fields) for build in builds_of(fields, each).values()}
     for found in client.scan(names.every()):
         parsed = ((name, names.parsed(name)) for name in found)
         mine = [(name, each) for name, each in parsed if each and each.build not in known]
         _clear(client, names, prefix, shapes, fields, mine)
+        index = [name for name in found if names.index_build(name) not in {None, *known}]
+        client.ask_all([(b"UNLINK", name) for name in index], [names.slot(n) for n in index])
 
 
 def _clear(

@@ -7,20 +7,25 @@
     shop:cdc:cache                            the follower's own key: frontier, generations
     shop:~cache.slot:{3x}                     in each slot of a cluster: that its data is not lost
     shop:~cache.2@{3x}                        in some slots: the last seq of a generation there
+    shop:~cache.1#2f:public.users             the index: the keys of a bucket's existing rows
 
 A *build* is one target of a table's keys; a generation has one build for each table, so that a
 single table can be rebuilt. In a cluster `{tag}` follows the build, which puts a name into the hash
-slot of its value, with any braces in either.
+slot of its value, with any braces in either. The rows of a table and build are in *buckets*: in a
+cluster a bucket is a hash slot, with one server it is a part of a fixed number, by a checksum of
+the row's key.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from binascii import crc_hqx
+from binascii import crc32, crc_hqx
 from typing import Final, NamedTuple
 
 SLOTS: Final = 16384
+# The buckets of a table in one server: each of its sets stays small enough to grow without a pause.
+_BUCKETS: Final = 64
 _GLOB: Final = re.compile(rb"([*?\[\]\\^-])")
 
 
@@ -55,6 +60,7 @@ class Companion(NamedTuple):
     key: bytes
 
 
+_INDEX: Final = re.compile(rb"(\d+)#")
 _COMPANION: Final = re.compile(rb"(\d+):(\{[0-9a-f]+\})?([^>]*?):(\{.*\})", re.DOTALL)
 
 
@@ -70,6 +76,15 @@ class Names:
         """Return the slot of a place's keys; 0 if there are no slots."""
         return slot_of(place) if self.cluster else 0
 
+    @property
+    def buckets(self) -> int:
+        """How many buckets a table has."""
+        return SLOTS if self.cluster else _BUCKETS
+
+    def bucket(self, key: bytes) -> int:
+        """Return the bucket of a row's key in one server."""
+        return crc32(key) % _BUCKETS
+
     def _tag(self, slot: int) -> bytes:
         return tags()[slot] if self.cluster else b""
 
@@ -80,6 +95,16 @@ class Names:
     def holders(self, build: int, table: str, slot: int) -> bytes:
         """Return the prefix of the holders of places; the place follows."""
         return b"%b%d:%b%b>" % (self._ours, build, self._tag(slot), table.encode())
+
+    def index(self, build: int, table: str, bucket: int) -> bytes:
+        """Return the set with the keys of a bucket's existing rows."""
+        where = self._tag(bucket) or b"%02x:" % bucket
+        return b"%b%d#%b%b" % (self._ours, build, where, table.encode())
+
+    def index_build(self, name: bytes) -> int | None:
+        """Return the build whose index this is; None for other names."""
+        match = _INDEX.match(name, len(self._ours))
+        return int(match[1]) if match else None
 
     def shadow(self, build: int, slot: int) -> bytes:
         """Return the prefix of a place in a build that readers do not see."""
@@ -114,7 +139,7 @@ class Names:
         """Return the SCAN pattern of a build's keys: a table's companions, holders, or all."""
         tag = b"{*}" if self.cluster else b""
         rest = b"" if table is None else tag + _glob(table.encode()) + mark
-        return b"%b%d%b%b*" % (_glob(self._ours), build, b":" if rest else b"[:=@]", rest)
+        return b"%b%d%b%b*" % (_glob(self._ours), build, b":" if rest else b"[:=@#]", rest)
 
 
 def _glob(text: bytes) -> bytes:

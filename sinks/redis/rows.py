@@ -134,7 +134,9 @@ def below_floor(
         )
         values = b"" if target.seen else stored_table.names.shadow(build, slot)
         holders = stored_table.names.holders(build, table, slot)
-        head = [*guard, floor, form, values, holders, stored_table.layout.moves.encode()]
+        moves = stored_table.layout.moves.encode()
+        index = stored_table.indexing(target, slot)
+        head = [*guard, floor, form, values, holders, moves, *index]
         places = [place for _, place in mine] if plain else []
         yield Call(slot, [main, *(name for name, _ in mine)], head + places)
 

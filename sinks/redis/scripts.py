@@ -30,6 +30,7 @@ def _text(name: str) -> str:
     return _COMMENT.sub("", _INCLUDE.sub(lambda found: _text(found[1]), text))
 
 
+ADD_BUCKETS: Final = _text("add_buckets")
 BEGIN: Final = _text("begin")
 ANNOUNCE: Final = _text("announce")
 RAISE_FLOOR: Final = _text("raise_floor")

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Self
 from cdc.errors import (
     ConfigError,
     InvariantError,
+    StoreLostError,
     UnavailableError,
 )
 from lockstep.sinks.contract import (
@@ -33,21 +34,25 @@ from lockstep.sinks.contract import (
     expect_tables,
 )
 from lockstep.sinks.redis import health
+from lockstep.sinks.redis import index as redis_index
 from lockstep.sinks.redis.calls import (
     OpenCut,
     Operation,
     StoredTable,
+    TargetBuild,
     decoded_key,
+    decoded_layout,
     encoded_key,
     encoded_layout,
     gathered,
     key_of_rows,
 )
 from lockstep.sinks.redis.client import Call, Client, Script
-from lockstep.sinks.redis.generations import clear, drop, finish_switch, switch
+from lockstep.sinks.redis.generations import UNENDED, clear, drop, finish_switch, switch
 from lockstep.sinks.redis.names import Names, slot_of
 from lockstep.sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
 from lockstep.sinks.redis.scripts import (
+    ADD_BUCKETS,
     ANNOUNCE,
     APPLY,
     BEGIN,
@@ -61,6 +66,7 @@ from lockstep.sinks.redis.state import (
     LOST,
     Fields,
     GenerationState,
+    buckets_field,
     builds_of,
     create,
     fields_of,
@@ -82,6 +88,7 @@ SMALL_BYTES: Final = 4 << 20
 
 _APPLY, _BEGIN, _ANNOUNCE = Script(APPLY), Script(BEGIN), Script(ANNOUNCE)
 _RAISE_FLOOR, _SET_ONCE = Script(RAISE_FLOOR), Script(SET_ONCE)
+_ADD_BUCKETS = Script(ADD_BUCKETS)
 _DELETE_BELOW_FLOOR, _DELETE_ORPHANS = Script(DELETE_BELOW_FLOOR), Script(DELETE_ORPHANS)
 
 
@@ -108,8 +115,10 @@ class RedisSink:
         self._names = Names(settings.prefix, settings.follower, cluster=settings.cluster)
         self._client = self._connect()
         self._tables: dict[int, StoredTable] = {}
-        # Builds' tables whose layout the store has.
-        self._checked_layouts: set[tuple[int, str]] = set()
+        # By build and table, whether the table has an index there; its layout has been checked.
+        self._indexed: dict[tuple[int, str], bool] = {}
+        # By build and table, the buckets that are recorded as having an index.
+        self._buckets: dict[tuple[int, str], set[int]] = {}
         # By build and table, the rows' key, and the seq of the truncate from which on they have it.
         self._keys: dict[tuple[int, str], tuple[tuple[str, ...] | None, int]] = {}
         self._state: GenerationState | None = None
@@ -131,7 +140,7 @@ class RedisSink:
         return Client(settings.url, cluster=settings.cluster, answer_seconds=seconds)
 
     def open(self) -> StoreState | None:
-        self._cut, self._checked_layouts, self._keys = None, set(), {}
+        self._cut, self._indexed, self._buckets, self._keys = None, {}, {}, {}
         self._evicts = health.evicts(self._client)
         fields = fields_of(self._client, self._names)
         fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
@@ -139,17 +148,31 @@ class RedisSink:
             health.refuse_orphans(self._client, self._names)
         fields = self._created(fields)
         self._state = state_of(fields, self._generation(fields))
-        health.check_slots(self._client, self._names, self._state.sentinel)
+        self._check_slots(self._state.sentinel)
         health.expect_seq(self._client, self._names, self._state.generation, self._state.frontier)
         return self._state.stored
+
+    def _check_slots(self, sentinel: bytes) -> None:
+        """Raise StoreLostError if a server of a cluster was lost, unless this replaces that.
+
+        A shadow build takes the lost slots, too. The generation that readers see stays lost by what
+        its servers recorded of its seq, and shows readers no frontier until the switch.
+        """
+        try:
+            health.check_slots(self._client, self._names, sentinel)
+        except StoreLostError:
+            if self._shadow is None:
+                raise
+            self._client.ask("HSET", self._names.main, b"applying", UNENDED)
+            health.raise_sentinels(self._client, self._names, sentinel, new=True)
 
     def _created(self, fields: Fields) -> Fields:
         generation = self._generation(fields)
         tables = self._shadow.tables if self._shadow else None
         if b"%d:token" % generation in fields:
             if self._shadow:
-                begun = builds_of(fields, generation)
-                expect_tables(generation, None if ALL in begun else begun, tables)
+                started = builds_of(fields, generation)
+                expect_tables(generation, None if ALL in started else started, tables)
             return fields
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields
@@ -207,10 +230,10 @@ class RedisSink:
         if cut.bytes > SMALL_BYTES:
             self._send_gathered(cut)
             return self._send(cut, stored_table, mine)
+        target = self._target(stored_table.version.name)
+        self._record_buckets(target, stored_table, {each[0] for each in mine})
         cut.gathered.append((stored_table, mine))
-        return count_newer(
-            self._client, stored_table, self._opened().target(stored_table.version.name), mine
-        )
+        return count_newer(self._client, stored_table, target, mine)
 
     def commit(self, applied: Applied) -> None:
         cut, state = self._open_cut(), self._opened()
@@ -227,10 +250,10 @@ class RedisSink:
         if cut.gathered and state.generation == int(state.current):
             arguments += [b"applying", b"%016x" % cut.reached]
         for stored_table, operations in cut.gathered or ():
-            target = state.target(stored_table.version.name)
+            target = self._target(stored_table.version.name)
             floor = floor_field(target.build, stored_table.version.name)
-            for _, mine in gathered(operations):
-                arguments += stored_table.group(target, 0, floor, len(mine))
+            for bucket, mine in gathered(operations):
+                arguments += stored_table.group(target, bucket, floor, len(mine))
                 for _, touched, given in mine:
                     keys += touched
                     arguments += given
@@ -301,6 +324,11 @@ class RedisSink:
             raise InvariantError("a Redis sink is used that was not opened")
         return self._state
 
+    def _target(self, table: str) -> TargetBuild:
+        """Return the build of a table whose layout was checked."""
+        target = self._opened().target(table)
+        return target._replace(indexed=self._indexed[target.build, table])
+
     def _open_cut(self) -> OpenCut:
         if self._cut is None:
             raise InvariantError("a Redis sink is written to outside a cut")
@@ -330,15 +358,19 @@ class RedisSink:
             health.refuse_eviction(stored_table, self._evicts)
             self._tables[version.schema_id] = stored_table
         build = self._opened().target(version.name).build
-        if (build, version.name) not in self._checked_layouts:
-            layout = encoded_layout(stored_table.layout)
-            stored = self._main(_SET_ONCE, layout_field(build, version.name), layout)
-            if stored != layout:
+        if (build, version.name) not in self._indexed:
+            # Rows that expire leave no trace, and sets can be evicted, as all keys can.
+            indexed = stored_table.layout.shape.ttl_seconds is None and self._evicts != "allkeys"
+            layout = encoded_layout(stored_table.layout._replace(indexed=indexed))
+            stored = decoded_layout(
+                self._main(_SET_ONCE, layout_field(build, version.name), layout)
+            )
+            if stored._replace(indexed=False) != stored_table.layout:
                 raise ConfigError(
                     f"{version.name} has another shape than when it was filled",
                     hint=f"set the old one again, or `cdc rebuild {self._settings.follower}`",
                 )
-            self._checked_layouts.add((build, version.name))
+            self._indexed[build, version.name] = stored.indexed
         return stored_table
 
     def _expect_key(self, cut: OpenCut, changes: Changes) -> None:
@@ -367,7 +399,7 @@ class RedisSink:
 
     def _operations(self, changes: Changes, stored_table: StoredTable) -> Iterator[Operation]:
         """Yield the changes' operations, each with its own table version."""
-        target = self._opened().target(changes.version.name)
+        target = self._target(changes.version.name)
         if len(changes.versions) == 1:
             yield from stored_table.operations(target, changes.changes)
             return
@@ -387,15 +419,20 @@ class RedisSink:
         """Apply operations, many keys per call; return how many were new to the store."""
         self._announce(cut)
         state = self._opened()
-        target = state.target(stored_table.version.name)
+        target = self._target(stored_table.version.name)
         floor = field = floor_field(target.build, stored_table.version.name)
         guard = self._guard()
         if self._settings.cluster:
             floor = self._client.ask("HGET", self._names.main, field) or b""
             guard = [b"", state.sentinel, b""]
 
+        groups: Iterable[tuple[int, Sequence[Operation]]] = gathered(operations)
+        if target.indexed:
+            groups = list(groups)
+            self._record_buckets(target, stored_table, {slot for slot, _ in groups})
+
         def calls() -> Iterator[Call]:
-            for slot, mine in gathered(operations):
+            for slot, mine in groups:
                 keys = [self._names.sentinel(slot) if self._settings.cluster else self._names.main]
                 arguments = guard + stored_table.group(target, slot, floor, len(mine))
                 for _, touched, given in mine:
@@ -404,6 +441,16 @@ class RedisSink:
                 yield Call(slot, keys, arguments)
 
         return sum(self._client.run(_APPLY, calls()))
+
+    def _record_buckets(
+        self, target: TargetBuild, stored_table: StoredTable, buckets: set[int]
+    ) -> None:
+        """Record in which buckets rows are about to be written."""
+        at = (target.build, stored_table.version.name)
+        known = self._buckets.setdefault(at, set())
+        if target.indexed and not buckets <= known:
+            self._main(_ADD_BUCKETS, buckets_field(*at), redis_index.bitmap(buckets - known))
+            known |= buckets
 
     def _announce(self, cut: OpenCut) -> None:
         if not cut.announced:
@@ -417,7 +464,7 @@ class RedisSink:
         """Reject late rows from here on, then delete the existing ones."""
         self._announce(cut)
         state, table = self._opened(), stored_table.version.name
-        target, floor = state.target(table), b"%016xf" % seq
+        target, floor = self._target(table), b"%016xf" % seq
         at = (target.build, table)
         self._main(
             _RAISE_FLOOR,
@@ -425,11 +472,15 @@ class RedisSink:
             encoded_key(key_of_rows(changes)),
         )
         guard = [b"", state.sentinel, b""] if self._settings.cluster else self._guard()
-        for names in self._client.scan(self._names.pattern(target.build, table)):
+        evicts = health.evicts(self._client)
+        found = redis_index.companions(self._client, stored_table, target)
+        if found is None or evicts == "allkeys":
+            found = self._client.scan(self._names.pattern(target.build, table))
+        for names in found:
             self._client.run(
                 _DELETE_BELOW_FLOOR, below_floor(stored_table, target, guard, floor, names)
             )
-        if self._evicts == "allkeys" and stored_table.placer.template is None:
+        if evicts == "allkeys" and stored_table.placer.template is None:
             where = self._names.values(
                 stored_table.placer.head, None if target.seen else target.build
             )

@@ -4,9 +4,10 @@ A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applie
 `applying`, which is empty unless rows with a later seq may exist. For us, by generation `1:…`:
 `token` (a new one for each generation that starts, so that no copy continues in other data),
 `builds`, `stand` (the frontier) and `applied`, `reached`; and by build and table `layout:`, `key:`
-(empty while unknown) and `floor:`. `current` is the generation, and during a switch the old and the
-new one: `1>2`, then `1>2+`; `step` counts these steps. `sentinel` is the token of a cluster's
-sentinels, which also have the step, so that each slot rejects old writers.
+(empty while unknown), `floor:`, and `buckets:`, a bitmap of those that may have an index. `current`
+is the generation, and during a switch the old and the new one: `1>2`, then `1>2+`; `step` counts
+these steps. `sentinel` is the token of a cluster's sentinels, which also have the step, so that
+each slot rejects old writers.
 """
 
 from __future__ import annotations
@@ -158,6 +159,10 @@ def key_field(build: int, table: str) -> bytes:
 
 def floor_field(build: int, table: str) -> bytes:
     return b"floor:%d:%b" % (build, table.encode())
+
+
+def buckets_field(build: int, table: str) -> bytes:
+    return b"buckets:%d:%b" % (build, table.encode())
 
 
 def sortable(applied: Applied) -> bytes:

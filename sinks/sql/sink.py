@@ -122,7 +122,7 @@ class SqlSink:
             self._set(connection, reached=max(reached, started))
 
     def write(self, changes: Changes) -> int:
-        cut = self._cut_begun()
+        cut = self._started_cut()
         with translated():
             if changes.truncated is not None:
                 self._tables.truncate(cut, changes.version, changes.truncated)
@@ -142,7 +142,7 @@ class SqlSink:
             return len(new)
 
     def alter(self, altered: Altered) -> None:
-        cut, version = self._cut_begun(), altered.version
+        cut, version = self._started_cut(), altered.version
         # No later row is of the versions before.
         self._versions = [*(v for v in self._versions if v.name != version.name), version]
         if altered.seq > self._floor:
@@ -150,7 +150,7 @@ class SqlSink:
                 self._tables.alter(cut, altered)
 
     def commit(self, applied: Applied) -> None:
-        cut = self._cut_begun()
+        cut = self._started_cut()
         with translated():
             before, reached = self._locked(cut, tables=False)
             if (applied.seq, applied.lsn) >= (before.seq, before.lsn):
@@ -206,7 +206,7 @@ class SqlSink:
     def _set(self, connection: sa.Connection, **values: object) -> None:
         connection.execute(sa.update(self._frontiers).where(self._mine).values(**values))
 
-    def _cut_begun(self) -> sa.Connection:
+    def _started_cut(self) -> sa.Connection:
         """Return the cut's transaction, in which the frontier's row is locked."""
         if not self._token:
             raise InvariantError("a SQL sink is used that was not opened")

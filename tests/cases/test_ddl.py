@@ -153,7 +153,7 @@ def test_a_primary_key_that_changes_keys_each_row_by_its_time(
     ]
 
 
-def test_a_table_renamed_moved_or_made_anew_keeps_every_row_apart(
+def test_a_table_renamed_moved_or_recreated_keeps_every_row_apart(
     case: Case, histories: Histories, how: str
 ) -> None:
     events = histories["moving"]
@@ -209,7 +209,9 @@ def test_a_rewrite_of_a_table_is_no_change_of_its_rows(case: Case) -> None:
     assert isinstance(events[1].after["b"], float)
 
 
-def test_a_new_table_of_a_whole_schema_is_captured_from_its_first_row(case: Case, how: str) -> None:
+def test_a_new_table_of_a_published_schema_is_captured_from_its_first_row(
+    case: Case, how: str
+) -> None:
     with daemon(case, how):
         case.run(
             f"CREATE TABLE new_{how} (id int PRIMARY KEY)", f"INSERT INTO new_{how} VALUES (1)"

@@ -68,8 +68,8 @@ def test_keys_that_change_places_in_one_statement_stay_apart(case: Case) -> None
         "INSERT INTO swap VALUES (1, 'a'), (2, 'b')",
         "UPDATE swap SET id = 3 - id",
     )
-    told = [(e.op, e.key["id"], (e.after or e.before)["v"]) for e in events[2:]]
-    assert told == [("d", 1, "a"), ("c", 2, "a"), ("d", 2, "b"), ("c", 1, "b")]
+    reported = [(e.op, e.key["id"], (e.after or e.before)["v"]) for e in events[2:]]
+    assert reported == [("d", 1, "a"), ("c", 2, "a"), ("d", 2, "b"), ("c", 1, "b")]
 
 
 def test_full_sends_every_column_of_the_old_row_toasted_ones_too(case: Case) -> None:
@@ -110,16 +110,16 @@ def test_by_an_index_the_old_row_has_its_columns_and_the_key_is_theirs(case: Cas
 
 def test_an_identity_index_dropped_later_is_as_nothing(case: Case) -> None:
     [keyed] = case(
-        "CREATE TABLE gone (id int PRIMARY KEY, a int NOT NULL)",
-        "CREATE UNIQUE INDEX gone_a ON gone (a)",
-        "ALTER TABLE gone REPLICA IDENTITY USING INDEX gone_a",
-        "INSERT INTO gone VALUES (1, 7)",
-        "DROP INDEX gone_a",
+        "CREATE TABLE missing (id int PRIMARY KEY, a int NOT NULL)",
+        "CREATE UNIQUE INDEX missing_a ON missing (a)",
+        "ALTER TABLE missing REPLICA IDENTITY USING INDEX missing_a",
+        "INSERT INTO missing VALUES (1, 7)",
+        "DROP INDEX missing_a",
     )
     assert keyed.key == {"a": 7}
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
-        case.run("UPDATE gone SET a = 8")
-    [inserted] = case("INSERT INTO gone VALUES (2, 9)")
+        case.run("UPDATE missing SET a = 8")
+    [inserted] = case("INSERT INTO missing VALUES (2, 9)")
     assert inserted.after == {"id": 2, "a": 9}
     assert case.schema(inserted)["replica_identity"] == "i"
 
@@ -128,9 +128,9 @@ def test_an_identity_index_dropped_later_is_as_nothing(case: Case) -> None:
     ("table", "made_by"),
     [
         ("no_key", ("CREATE TABLE no_key (a int)",)),
-        ("told_nothing", (
-            "CREATE TABLE told_nothing (a int PRIMARY KEY)",
-            "ALTER TABLE told_nothing REPLICA IDENTITY NOTHING",
+        ("logs_nothing", (
+            "CREATE TABLE logs_nothing (a int PRIMARY KEY)",
+            "ALTER TABLE logs_nothing REPLICA IDENTITY NOTHING",
         )),
     ],
 )  # fmt: skip
@@ -145,7 +145,7 @@ def test_without_an_identity_inserts_flow_and_postgres_refuses_the_rest(
     assert case() == []
 
 
-def test_what_could_not_be_updated_is_told_before_it_is_published(case: Case) -> None:
+def test_what_could_not_be_updated_is_reported_before_it_is_published(case: Case) -> None:
     case.run(
         "CREATE TABLE unnamed (a int)",
         "CREATE TABLE untold (a int PRIMARY KEY)",
@@ -219,14 +219,16 @@ def test_a_key_of_many_types_has_the_same_bytes_in_every_event(case: Case) -> No
     ]
 
 
-def test_a_custom_key_keeps_its_order_and_is_whole_when_a_row_is_deleted(new_case: NewCase) -> None:
+def test_a_custom_key_keeps_its_order_and_is_complete_when_a_row_is_deleted(
+    new_case: NewCase,
+) -> None:
     custom = new_case(
         "CREATE TABLE c (id int PRIMARY KEY, tenant text, region text, n int)",
         "ALTER TABLE c REPLICA IDENTITY FULL",
         tables={"public.c": {"key": ["region", "tenant"]}},
         source={"new_tables": "setup"},
     )
-    created, updated, deleted, moved, gone = custom(
+    created, updated, deleted, moved, missing = custom(
         "INSERT INTO c VALUES (1, 't', 'eu', 0)",
         "UPDATE c SET n = 1",
         "UPDATE c SET region = 'us'",
@@ -234,11 +236,11 @@ def test_a_custom_key_keeps_its_order_and_is_whole_when_a_row_is_deleted(new_cas
     )
     assert list(created.key.items()) == [("region", "eu"), ("tenant", "t")]
     assert created.key_bytes == updated.key_bytes == deleted.key_bytes
-    assert moved.key == gone.key == {"region": "us", "tenant": "t"}
-    assert (deleted.op, moved.op, gone.op) == ("d", "c", "d")
+    assert moved.key == missing.key == {"region": "us", "tenant": "t"}
+    assert (deleted.op, moved.op, missing.op) == ("d", "c", "d")
     assert deleted.tombstone
-    assert gone.tombstone
-    assert gone.before == {"id": 1, "tenant": "t", "region": "us", "n": 1}
+    assert missing.tombstone
+    assert missing.before == {"id": 1, "tenant": "t", "region": "us", "n": 1}
 
 
 def test_an_identity_changed_between_two_rows_holds_from_there_on(case: Case) -> None:

@@ -57,7 +57,7 @@ def test_what_is_confirmed_never_goes_back_and_never_beyond_the_log(case: Case) 
 
 
 @pytest.mark.parametrize("ended", ["the walsender", "every connection"])
-def test_a_connection_that_an_operator_ends_is_made_anew(case: Case, ended: str) -> None:
+def test_a_connection_that_an_operator_ends_is_reopened(case: Case, ended: str) -> None:
     line = case.pipeline
     line.daemon.wait_ready()
     pid = line.slot("active_pid")
@@ -71,7 +71,7 @@ def test_a_connection_that_an_operator_ends_is_made_anew(case: Case, ended: str)
     assert line.slot("active_pid") != pid
 
 
-def test_a_slot_dropped_under_the_daemon_is_told_and_not_made_anew(new_case: NewCase) -> None:
+def test_a_slot_dropped_under_the_daemon_is_reported_and_not_recreated(new_case: NewCase) -> None:
     dropped = new_case(*TABLES)
     line = dropped.pipeline
     assert len(dropped("INSERT INTO t VALUES (1, 'a')")) == 1

@@ -183,7 +183,7 @@ def test_an_enum_of_any_name_and_its_arrays_are_labels(case: Case) -> None:
     assert event.key == {"k": 'it\'s "ok"'}
 
 
-def test_enums_of_one_name_in_two_schemas_are_told_apart(case: Case) -> None:
+def test_enums_of_one_name_in_two_schemas_are_distinguished(case: Case) -> None:
     [event] = case(
         "CREATE SCHEMA a",
         "CREATE SCHEMA b",

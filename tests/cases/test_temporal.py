@@ -29,10 +29,10 @@ def test_a_timestamp_is_exact_to_its_declared_precision(case: Case, precision: i
         f"CREATE TABLE ts{precision} (id int PRIMARY KEY, v timestamp({precision}))",
         f"INSERT INTO ts{precision} VALUES (1, '2016-11-04 13:51:30.123456')",
     )
-    whole = micros("2016-11-04 13:51:30")
+    complete = micros("2016-11-04 13:51:30")
     fraction = round(123456 / 10 ** (6 - precision)) * 10 ** (6 - precision)
     unit = 1000 if precision <= 3 else 1
-    assert event.after == {"id": 1, "v": (whole + fraction) // unit}
+    assert event.after == {"id": 1, "v": (complete + fraction) // unit}
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp(3)", "timestamptz", "date"])

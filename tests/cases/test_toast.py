@@ -85,17 +85,17 @@ def test_by_default_what_is_unchanged_is_marked_and_never_null(
 def test_under_full_what_is_unchanged_is_filled_from_the_old_row(
     toasted: dict[str, list[Event]], kind: str
 ) -> None:
-    created, kept, gone, moved, deleted = toasted[f"FULL {kind}"]
+    created, kept, missing, moved, deleted = toasted[f"FULL {kind}"]
     value: Any = created.after["v"]
     assert value not in (None, _PLACEHOLDER)
     assert kept.before == {"id": 1, "n": 0, "v": value}
-    assert kept.after == gone.before == {"id": 1, "n": 1, "v": value}
+    assert kept.after == missing.before == {"id": 1, "n": 1, "v": value}
     assert moved.after == deleted.before == {"id": 2, "n": 1, "v": value}
     assert [e.unchanged for e in (created, kept, moved)] == [[], [], []]
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonb", "bytea", "text[]", "integer[]", "numeric"])
-def test_a_value_out_of_line_arrives_whole(case: Case, kind: str) -> None:
+def test_a_value_out_of_line_arrives_complete(case: Case, kind: str) -> None:
     table, made = table_of(kind, "NOTHING")
     [event] = case(*made)
     value = event.after["v"]

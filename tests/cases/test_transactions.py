@@ -19,7 +19,7 @@ SETTINGS: dict[str, dict[str, object]] = {"batch": {"max_events": 50}}
 _FAILPOINTS = ("before_commit:2", "after_commit:2", "before_confirm:1")
 
 
-def told(events: list[Event]) -> list[tuple[str, int]]:
+def reported(events: list[Event]) -> list[tuple[str, int]]:
     return [(each.op, (each.after or each.before)["id"]) for each in events]
 
 
@@ -34,7 +34,9 @@ def empty(case: Case) -> Case:
     return case
 
 
-def test_interleaved_transactions_come_whole_and_in_the_order_of_their_commits(empty: Case) -> None:
+def test_interleaved_transactions_come_complete_and_in_the_order_of_their_commits(
+    empty: Case,
+) -> None:
     with empty.connect(autocommit=False) as a, empty.connect(autocommit=False) as b:
         for i in range(5):
             a.execute(f"INSERT INTO t VALUES ({i}, 'a')".encode())
@@ -56,9 +58,9 @@ def test_what_is_rolled_back_leaves_nothing(empty: Case) -> None:
         connection.rollback()
         connection.execute("INSERT INTO t VALUES (1, 'kept')")
         connection.execute("SAVEPOINT one")
-        connection.execute("INSERT INTO t VALUES (2, 'gone')")
+        connection.execute("INSERT INTO t VALUES (2, 'lost')")
         connection.execute("SAVEPOINT two")
-        connection.execute("UPDATE t SET v = 'gone'")
+        connection.execute("UPDATE t SET v = 'lost'")
         connection.execute("RELEASE two")
         connection.execute("ROLLBACK TO one")
         connection.execute("INSERT INTO t VALUES (3, 'kept')")
@@ -70,15 +72,15 @@ def test_what_is_rolled_back_leaves_nothing(empty: Case) -> None:
             " IF i = 5 THEN RAISE 'no'; END IF; EXCEPTION WHEN OTHERS THEN NULL; END; END LOOP;"
             " END $$"
         )
-    assert told(empty.events()) == [("c", 1), ("c", 3), ("d", 1), ("c", 4), ("c", 6)]
+    assert reported(empty.events()) == [("c", 1), ("c", 3), ("d", 1), ("c", 4), ("c", 6)]
 
 
 def test_a_transaction_that_changes_nothing_captured_makes_no_event(empty: Case) -> None:
     assert (
         empty(
-            "CREATE SCHEMA IF NOT EXISTS aside",
-            "CREATE TABLE IF NOT EXISTS aside.uncaptured (id int)",
-            "INSERT INTO aside.uncaptured VALUES (1)",
+            "CREATE SCHEMA IF NOT EXISTS elsewhere",
+            "CREATE TABLE IF NOT EXISTS elsewhere.uncaptured (id int)",
+            "INSERT INTO elsewhere.uncaptured VALUES (1)",
             "UPDATE t SET v = 'nobody' WHERE false",
             "ANALYZE t",
         )
@@ -117,7 +119,7 @@ def test_a_streamed_transaction_is_as_any_other(streamed: Case) -> None:
         b.commit()
         a.commit()
     events = streamed.events()
-    assert told(events) == [
+    assert reported(events) == [
         *[("c", i) for i in range(30_001, 32_001)],
         *[("c", i) for i in range(1, 2_001)],
         ("u", 1),
@@ -125,7 +127,7 @@ def test_a_streamed_transaction_is_as_any_other(streamed: Case) -> None:
     assert [each.source["ordinal"] for each in events] == [*range(1, 2_001), *range(1, 2_002)]
 
 
-def test_a_transaction_open_while_the_daemon_restarts_arrives_whole(empty: Case) -> None:
+def test_a_transaction_open_while_the_daemon_restarts_arrives_complete(empty: Case) -> None:
     with empty.connect(autocommit=False) as connection:
         connection.execute("INSERT INTO t VALUES (1, 'before')")
         assert len(empty("INSERT INTO t VALUES (100, 'other')")) == 1
@@ -133,7 +135,7 @@ def test_a_transaction_open_while_the_daemon_restarts_arrives_whole(empty: Case)
             connection.execute("INSERT INTO t VALUES (2, 'meanwhile')")
         assert len(empty("INSERT INTO t VALUES (101, 'other')")) == 1
         connection.execute("INSERT INTO t VALUES (3, 'after')")
-    assert told(empty.events()) == [("c", 1), ("c", 2), ("c", 3)]
+    assert reported(empty.events()) == [("c", 1), ("c", 2), ("c", 3)]
 
 
 @pytest.mark.parametrize("failpoint", _FAILPOINTS)
@@ -148,7 +150,7 @@ def test_killed_in_the_middle_of_a_transaction_it_goes_on_where_it_was(
     assert killed.wait_exit() == -signal.SIGKILL
     line.start()
     events = empty.events()
-    assert told(events) == [("c", i) for i in range(1, 501)] + [("u", i) for i in range(1, 6)]
+    assert reported(events) == [("c", i) for i in range(1, 501)] + [("u", i) for i in range(1, 6)]
     assert [each.source["ordinal"] for each in events] == [*range(1, 501), *range(1, 6)]
 
 
@@ -158,7 +160,7 @@ def test_a_transaction_that_begins_where_the_one_before_ended_is_not_skipped(emp
     with empty.away():
         empty.run(*[f"INSERT INTO t VALUES ({i}, 'x')" for i in range(1, 4)])
     events += empty.events()
-    assert told(events) == [("c", i) for i in range(4)]
+    assert reported(events) == [("c", i) for i in range(4)]
     assert len({each.source["commit_lsn"] for each in events}) == 4
 
 

@@ -45,9 +45,9 @@ def test_a_switch_that_is_killed_before_any_of_its_steps_loses_nothing(
         following = store.sink()
         following.open()
         number, at = generation + 1, at + 3
-        aside = several.at(number)
-        aside.open()
-        put(aside, number, at - 3, users(at - 3, 1, 2), lines(4, 7))
+        shadow = several.at(number)
+        shadow.open()
+        put(shadow, number, at - 3, users(at - 3, 1, 2), lines(4, 7))
         with monkeypatch.context() as patched:
             _limit(patched, steps, killed)
             try:
@@ -69,7 +69,7 @@ def test_a_switch_that_is_killed_before_any_of_its_steps_loses_nothing(
         put(several, number, at, users(at, 1, 2), lines(4, 7))
         assert store.rows("public.users") == {key(USERS, n): row(USERS, at, n) for n in (1, 2)}
         assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}
-        for each in (aside, following):
+        for each in (shadow, following):
             each.close()
         generation, killed = number, killed + 1
     assert killed > 3

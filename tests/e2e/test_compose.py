@@ -67,5 +67,5 @@ def test_compose_reads_the_file(command: tuple[str, ...]) -> None:
     if subprocess.run([*command, "version"], capture_output=True, check=False).returncode:
         pytest.skip(f"no {' '.join(command)} here")
     asked = [*command, "-f", str(_FOLDER / "compose.yaml"), "config", "--services"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    assert {"setup", "daemon", "followers"} < set(told.split())
+    reported = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert {"setup", "daemon", "followers"} < set(reported.split())

@@ -70,7 +70,7 @@ def test_three_stores_follow_and_equal_the_database_killed_or_not(
     """From Postgres into Delta Lake, Redis and OpenSearch; the followers killed on the way."""
     need_java()
     # The tables that have keys: stores of keys and values follow no others.
-    keyed = ["public.users", "public.pairs", "public.whole", "public.named"]
+    keyed = ["public.users", "public.pairs", "public.full_rows", "public.named"]
     line = container_pipeline(
         *TABLES,
         batch={"max_wait_ms": 50},

@@ -75,7 +75,7 @@ def read_until(child: subprocess.Popen[str], text: str) -> None:
     for line in child.stdout:
         if text in line:
             return
-    pytest.fail(f"the demo ended before it said {text!r}")
+    pytest.fail(f"the demo ended before it printed {text!r}")
 
 
 @pytest.mark.long("five minutes of chaos")

@@ -157,25 +157,27 @@ def test_a_wrong_value_a_second_copy_and_a_lost_row_are_found(
     writer.publish({"id": 1}, row, 1)
     writer.cut(1)
     proof = prove(writer.config, wait_seconds=120)
-    told = "\n".join(proof.findings)
+    reported = "\n".join(proof.findings)
     assert not proof.equal
-    assert "public.t: 1 rows differ in column c7" in told
-    assert "public.t: 1 rows of the database are missing from the log" in told
-    assert "visible twice" in told
+    assert "public.t: 1 rows differ in column c7" in reported
+    assert "public.t: 1 rows of the database are missing from the log" in reported
+    assert "visible twice" in reported
 
 
-def test_rows_that_went_past_the_log_are_told_by_name(writer: Writer, row: dict[str, Any]) -> None:
+def test_rows_that_bypassed_the_log_are_reported_by_name(
+    writer: Writer, row: dict[str, Any]
+) -> None:
     """Copied directly into Delta Lake: they are not missing, and the rest is proved."""
     writer.database.execute("INSERT INTO t (id) VALUES (2), (3)")
     writer.publish({"id": 1}, row, 1)
     writer.cut(1)
     rule = TableRule(snapshot="direct")
     direct = replace(writer.config, tables={"public.t": rule}, delta=Delta(path="/lake"))
-    (told,) = converge(direct, wait_seconds=120).not_in_log
-    assert told == "public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)"
+    (reported,) = converge(direct, wait_seconds=120).not_in_log
+    assert reported == "public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)"
 
 
-def test_a_log_that_stays_behind_is_a_finding(writer: Writer, row: dict[str, Any]) -> None:
+def test_a_log_that_keeps_lagging_is_a_finding(writer: Writer, row: dict[str, Any]) -> None:
     """Nothing is confirmed: the proof waits for `wait_seconds`, and reports how far the log is."""
     writer.publish({"id": 1}, row, 1)
     proof = prove(writer.config, wait_seconds=1)

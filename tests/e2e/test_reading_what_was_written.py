@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import redis
 
-from cdc.client import BehindError, Client
+from cdc.client import Client, LagError
 from cdc.errors import Exit
 from cdc.operate.status import read_status
 from tests.faults.follower_world import Follow
@@ -73,10 +73,12 @@ def test_what_was_waited_for_is_there(
         connection.execute("UPDATE t SET n = 0")
         connection.commit()
         token = client.token(connection)
-        with pytest.raises(BehindError, match="not applied up to"):
+        with pytest.raises(LagError, match="not applied up to"):
             client.wait(token, ["cache"], timeout=1.0)
         follow.signal(signal.SIGCONT)
         client.wait(token, ["cache"], timeout=_LONG_SECONDS)
         assert redis_client.get(place) == b'{"id":1,"n":0}'
         assert follow.term() == Exit.OK
-        wait_until(lambda: client.applied()["cache"].state == "stopped", "it is not said to stop")
+        wait_until(
+            lambda: client.applied()["cache"].state == "stopped", "it is not reported as stopped"
+        )

@@ -39,7 +39,7 @@ _KAFKA: Final = {
 }
 _STEPS_PER_SECOND: Final = 150.0
 _PAUSE_SECONDS: Final = (0.02, 0.35)
-_TOLD: Final = 100  # faults per line of progress
+_REPORTED: Final = 100  # faults per line of progress
 
 
 class Campaign:
@@ -53,12 +53,12 @@ class Campaign:
         *,
         seed: int,
         faults: int,
-        tell: Callable[[str], None] = lambda _: None,
+        show: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._chance = random.Random(f"{seed}/faults")
         self._seed = seed
         self._faults = faults
-        self._tell = tell
+        self._report = show
         self._began = time.monotonic()
         self._first = [fault for _, fault in FAULTS] if faults >= 2 * len(FAULTS) else []
         self._chance.shuffle(self._first)
@@ -74,7 +74,7 @@ class Campaign:
             database.dsn, host="127.0.0.1", port=proxies["postgres"].port
         )
         config = self.pipeline.write(
-            "behind.yaml",
+            "proxied.yaml",
             source__dsn=dsn,
             log__bootstrap_servers=f"127.0.0.1:{proxies['kafka'].port}",
         )
@@ -89,7 +89,7 @@ class Campaign:
         assert postgres is not None
         return {
             "postgres": new_proxy("127.0.0.1", postgres),
-            "kafka": behind_kafka(stack, new_proxy),
+            "kafka": proxied_kafka(stack, new_proxy),
         }
 
     def run(self) -> None:
@@ -100,7 +100,7 @@ class Campaign:
             self._crew.failpoints = True
             while self.total < self._faults:
                 self._one()
-            self._crew.settle()
+            self._crew.quiesce()
             wait_until(lambda: load.commits > 50, "no load")
             self._crew.recovered()
 
@@ -111,14 +111,14 @@ class Campaign:
     def _one(self) -> None:
         """Inject one fault and, at times, wait until the pipeline has recovered."""
         time.sleep(self._chance.uniform(*_PAUSE_SECONDS))
-        told = self.total // _TOLD
+        reported = self.total // _REPORTED
         kind = self._next()(self._ward)
         self.counts[kind] += 1
         self._crew.look()
         if kind in HEAVY or self._chance.random() < 1 / 3:
             self._crew.recovered()
-        if self.total // _TOLD > told:
-            self._tell(self.line())
+        if self.total // _REPORTED > reported:
+            self._report(self.line())
 
     def _next(self) -> Callable[[Ward], str]:
         """Return the next fault: each of them once, where there are enough, then by weight."""
@@ -151,7 +151,7 @@ class Campaign:
         }
 
 
-def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> Proxy:
+def proxied_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> Proxy:
     """Add a listener that the broker advertises with a proxy's port, and return that proxy."""
     from cdc.playground.servers import ports  # noqa: PLC0415 - only a campaign needs one
 
@@ -160,7 +160,7 @@ def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> P
     own = ports.choose({broker, controller})
     proxy = new_proxy("127.0.0.1", own)
     names = {"PLAINTEXT": broker, "DAEMON": own}
-    told = {"PLAINTEXT": broker, "DAEMON": proxy.port}
+    reported = {"PLAINTEXT": broker, "DAEMON": proxy.port}
     settings = {
         **KAFKA_SETTINGS,
         "listeners": ",".join(
@@ -168,7 +168,7 @@ def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> P
             + [f"CONTROLLER://127.0.0.1:{controller}"]
         ),
         "advertised.listeners": ",".join(
-            f"{name}://127.0.0.1:{port}" for name, port in told.items()
+            f"{name}://127.0.0.1:{port}" for name, port in reported.items()
         ),
         "listener.security.protocol.map": (
             "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,DAEMON:PLAINTEXT"

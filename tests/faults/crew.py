@@ -101,7 +101,7 @@ class Crew:
 
         wait_until(moved, "nothing flows again", _RECOVERY_SECONDS, pause=0.1)
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Continue without failpoints: each daemon that carries one is replaced."""
         self.failpoints = False
         for daemon in list(self._alive):

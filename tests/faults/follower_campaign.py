@@ -1,8 +1,8 @@
 """Rounds of faults in followers under load: after each, every store equals the database.
 
 All rounds share one world. The seed of a round determines its load, its faults and the pauses
-between them. During a round Redis and OpenSearch are read all the time; after it, the mirrors are
-read at random frontiers of any round. Each state must be one that the database had.
+between them. During a round all stores but the mirrors are read all the time; after it, the mirrors
+are read at random frontiers of any round. Each state must be one that the database had.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PER_SECOND: Final = 40.0
 class FollowerCampaign:
     """Call `round` as often as wanted, then `report`."""
 
-    def __init__(self, world: World, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, world: World, show: Callable[[str], None] = lambda _: None) -> None:
         self._world = world
-        self._tell = tell
+        self._report = show
         self._began = time.monotonic()
         self._wrong: list[str] = []
         self.kinds: Counter[str] = Counter()
@@ -65,14 +65,14 @@ class FollowerCampaign:
                 self.kinds[INJURIES[name](world)] += 1
                 world.look()
                 time.sleep(world.chance.uniform(*_PAUSE_SECONDS))
-            world.mend()
+            world.repair()
             seen = load.commits
             wait_until(lambda: load.commits > seen + 20, "no load")
         self.commits += load.commits
         self._compare(f"seed {seed}")
         self.read_mirrors(_READS_A_ROUND)
         self.rounds += 1
-        self._tell(f"seed {seed}: {', '.join(names)}: {time.monotonic() - began:.0f} s")
+        self._report(f"seed {seed}: {', '.join(names)}: {time.monotonic() - began:.0f} s")
 
     @staticmethod
     def _drawn(chance: random.Random) -> list[str]:
@@ -80,8 +80,8 @@ class FollowerCampaign:
         return chance.choices(list(INJURIES), weights, k=chance.randint(*_INJURIES_A_ROUND))
 
     def _compare(self, when: str) -> None:
-        for store, told in self._world.converged().items():
-            self._wrong += [f"{when}: {store}: {each}" for each in told]
+        for store, reported in self._world.converged().items():
+            self._wrong += [f"{when}: {store}: {each}" for each in reported]
         self.rows = sum(map(len, self._world.source().values()))
         assert not self.wrong, "\n".join(self.wrong)
 
@@ -92,8 +92,8 @@ class FollowerCampaign:
             reading = self._world.delta.at(self._world.chance.choice(rows))
             self.reads += 1
             self._frontiers.add((reading.generation, reading.seq))
-            told = findings(reading.state)
-            self._wrong += [f"delta at seq {reading.seq}: {each}" for each in told]
+            reported = findings(reading.state)
+            self._wrong += [f"delta at seq {reading.seq}: {each}" for each in reported]
         assert not self._wrong, "\n".join(self._wrong)
 
     @property

@@ -50,7 +50,7 @@ class HttpProxy:
         self.refused += 1
         return True
 
-    def heal(self) -> None:
+    def repair(self) -> None:
         self.share = 0.0
 
     def close(self) -> None:
@@ -69,33 +69,33 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         proxy = self.server.proxy
-        whole = not (proxy.items and self.path.partition("?")[0].endswith("/_bulk"))
-        if whole and proxy.refuses():
+        complete = not (proxy.items and self.path.partition("?")[0].endswith("/_bulk"))
+        if complete and proxy.refuses():
             if proxy.chance.random() < 0.5:
                 with contextlib.suppress(OSError, http.client.HTTPException):
                     self._forward(body)
             self._answer(proxy.status, _SAYS % proxy.status, "application/json")
             return
         try:
-            status, said, kind = self._forward(body)
+            status, reply, kind = self._forward(body)
         except (OSError, http.client.HTTPException):
             self.close_connection = True
             return
-        self._answer(status, said if whole else self._some(said), kind)
+        self._answer(status, reply if complete else self._some(reply), kind)
 
-    def _some(self, said: bytes) -> bytes:
+    def _some(self, reply: bytes) -> bytes:
         """Report some of a bulk's items as refused."""
         proxy = self.server.proxy
         try:
-            told = orjson.loads(said)
-            for item in told["items"]:
+            reported = orjson.loads(reply)
+            for item in reported["items"]:
                 (done,) = item.values()
                 if proxy.refuses():
                     done |= {"status": 429, "error": {"type": "x", "reason": "full"}}
-                    told["errors"] = True
+                    reported["errors"] = True
         except (ValueError, KeyError):
-            return said
-        return orjson.dumps(told)
+            return reply
+        return orjson.dumps(reported)
 
     def _forward(self, body: bytes) -> tuple[int, bytes, str]:
         target = http.client.HTTPConnection("127.0.0.1", self.server.proxy.target, timeout=_SECONDS)
@@ -109,9 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
             answer = target.getresponse()
             kind = answer.getheader("Content-Type") or "application/json"
             length = answer.getheader("Content-Length")
-            said = answer.read()
+            reply = answer.read()
             self.length = length if self.command == "HEAD" else None
-            return answer.status, said, kind
+            return answer.status, reply, kind
         finally:
             target.close()
 

@@ -125,7 +125,7 @@ def _refused(status: int, *, items: bool = False) -> Callable[[World], str]:
         if items:
             world.http.share = min(world.http.share, 0.5)
         time.sleep(world.chance.uniform(*_A_WHILE))
-        world.http.heal()
+        world.http.repair()
         return f"OpenSearch {status}" + (" for items" if items else "")
 
     return injury

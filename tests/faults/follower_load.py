@@ -17,17 +17,19 @@ import hashlib
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 import psycopg
 
-from tests.faults.follower_rows import KEYS, TABLES, TOTAL, Row, row_hash
+from tests.faults.follower_rows import KEYS, TABLES, TOTAL, Row, database_rows, row_hash
 from tests.fixtures.writing import Writing
 
 _ACCOUNTS: Final = 40
 _BULK: Final = 400
+# More than a follower's `max_events` in the campaign: a cut of one large transaction.
+_FLOOD: Final = 3_000
 
 
 class Model:
@@ -58,7 +60,7 @@ class Model:
         return tuple(row[column] for column in KEYS[table])
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         return f"{self.digest:064x}"
 
     @classmethod
@@ -71,25 +73,6 @@ class Model:
             else:
                 model.put(table, row)
         return model
-
-
-def database_rows(connection: psycopg.Connection[Any]) -> Iterator[tuple[str, Row]]:
-    """Yield every row of every table, the clock's too, in the form that stores are read into."""
-    for table, kinds in TABLES.items():
-        columns = ", ".join(_asked(column, kind) for column, kind in kinds.items())
-        for values in connection.execute(f"SELECT {columns} FROM {table}".encode()):
-            yield table, dict(zip(kinds, values, strict=True))
-
-
-def _asked(column: str, kind: str) -> str:
-    forms = {
-        "number": "{0}::text",
-        "uuid": "{0}::text",
-        "json": "{0}::text",
-        "time": "(extract(epoch from {0}) * 1000000)::bigint",
-        "bytes": "encode({0}, 'hex')",
-    }
-    return forms.get(kind, "{0}").format(column)
 
 
 class FollowerLoad(Writing):
@@ -126,7 +109,7 @@ class FollowerLoad(Writing):
             "INSERT INTO clock VALUES (1, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET n = excluded.n, digest = excluded.digest",
             self.model.n,
-            self.model.told,
+            self.model.reported,
         )
 
     def begin_with(self, connection: psycopg.Connection[Any]) -> None:
@@ -279,6 +262,32 @@ class FollowerLoad(Writing):
     def _much(self) -> None:
         self._happen(_BULK)
 
+    def _flood(self) -> None:
+        """Insert or update more rows than a cut may have of several transactions, then some."""
+        events = list(self.model.rows["events"].values())
+        if len(events) < _FLOOD:
+            self._insert_flood()
+        else:
+            self._run_sql("UPDATE events SET kind = 'f'")
+            for event in events:
+                self.model.put("events", event | {"kind": "f"})
+
+    def _insert_flood(self) -> None:
+        known, rows = self.model.rows["events"], dict[int, Row]()
+        for _ in range(_FLOOD):
+            number = self._chance.randrange(100_000, 200_000)
+            if (number,) not in known:
+                data = self._chance.randbytes(8).hex()
+                rows[number] = {"id": number, "kind": "i", "data": data}
+        self._run_sql(
+            "INSERT INTO events SELECT id, 'i', decode(data, 'hex')"
+            " FROM unnest(%s::bigint[], %s::text[]) AS new (id, data)",
+            list(rows),
+            [row["data"] for row in rows.values()],
+        )
+        for row in rows.values():
+            self.model.put("events", row)
+
     def _forget(self) -> None:
         """Truncate the events, and at times insert some again in the same transaction."""
         self._run_sql("TRUNCATE events")
@@ -335,7 +344,8 @@ _CHOICES: Final[dict[Callable[[FollowerLoad], None], int]] = {
     FollowerLoad._cancel: 5,
     FollowerLoad._happen: 8,
     FollowerLoad._much: 1,
-    FollowerLoad._forget: 1,
+    FollowerLoad._flood: 1,
+    FollowerLoad._forget: 2,
     FollowerLoad._drop_event: 3,
     FollowerLoad._blob: 4,
     FollowerLoad._touch_blob: 8,

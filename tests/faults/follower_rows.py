@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 import orjson
+import psycopg
 
 Row = dict[str, Any]
 State = dict[str, list[Row]]
@@ -103,6 +105,25 @@ def _plain(value: Any, kind: str) -> Any:  # noqa: ANN401 - any store's
     return value
 
 
+def database_rows(connection: psycopg.Connection[Any]) -> Iterator[tuple[str, Row]]:
+    """Yield every row of every table, the clock's too, in the form that stores are read into."""
+    for table, kinds in TABLES.items():
+        columns = ", ".join(_asked(column, kind) for column, kind in kinds.items())
+        for values in connection.execute(f"SELECT {columns} FROM {table}".encode()):
+            yield table, dict(zip(kinds, values, strict=True))
+
+
+def _asked(column: str, kind: str) -> str:
+    forms = {
+        "number": "{0}::text",
+        "uuid": "{0}::text",
+        "json": "{0}::text",
+        "time": "(extract(epoch from {0}) * 1000000)::bigint",
+        "bytes": "encode({0}, 'hex')",
+    }
+    return forms.get(kind, "{0}").format(column)
+
+
 def findings(state: State) -> list[str]:
     """Return what is wrong with a state; empty where the database can have had it."""
     clock = state["clock"]
@@ -129,32 +150,34 @@ def _orders(state: State) -> list[str]:
     lines: dict[str, list[Row]] = defaultdict(list)
     for row in state["lines"]:
         lines[row["order_id"]].append(row)
-    told = []
+    reported = []
     for order in state["orders"]:
         own = lines.pop(order["id"], [])
         total = sum((Decimal(row["amount"]) for row in own), Decimal(0))
         if len(own) != order["items"] or total != Decimal(order["total"]):
-            told.append(f"order {order['id']}: {len(own)} lines of {order['items']}, sum {total}")
-    return told + [
+            reported.append(
+                f"order {order['id']}: {len(own)} lines of {order['items']}, sum {total}"
+            )
+    return reported + [
         f"{len(rows)} lines without their order {order}" for order, rows in lines.items()
     ]
 
 
 def _single(state: State) -> list[str]:
-    told = []
+    reported = []
     for table, rows in state.items():
         keys = [tuple(row[column] for column in KEYS[table]) for row in rows]
         if len(keys) != len(set(keys)):
-            told.append(f"{table} has a key twice")
+            reported.append(f"{table} has a key twice")
     for row in state["blobs"]:
         md5 = hashlib.md5(row["big"].encode(), usedforsecurity=False).hexdigest()
-        told += [f"blob {row['id']} has another's text"] * (md5 != row["md5"])
-    return told
+        reported += [f"blob {row['id']} has another's text"] * (md5 != row["md5"])
+    return reported
 
 
 def differences(state: State, source: State) -> list[str]:
     """Return in which keys and values a store differs from the database."""
-    told = []
+    reported = []
     for table, rows in source.items():
         own = {_name(table, row): row for row in state[table]}
         theirs = {_name(table, row): row for row in rows}
@@ -167,10 +190,10 @@ def differences(state: State, source: State) -> list[str]:
             ),
         ):
             if keys:
-                told.append(f"{table}: {len(keys)} {what}, such as {sorted(keys)[:_SHOWN]}")
+                reported.append(f"{table}: {len(keys)} {what}, such as {sorted(keys)[:_SHOWN]}")
         if len(own) != len(state[table]):
-            told.append(f"{table}: a key twice")
-    return told
+            reported.append(f"{table}: a key twice")
+    return reported
 
 
 def _name(table: str, row: Row) -> str:

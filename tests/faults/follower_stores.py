@@ -7,18 +7,23 @@ A reading is a frontier with all rows of the load's tables at it, in the common 
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import orjson
+import psycopg
+import pyarrow as pa
 import redis
 import requests
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from tests.faults.follower_rows import TABLES, State, plain
+from tests.faults.follower_rows import TABLES, State, database_rows, plain
 
 _PAGE: Final = 10_000
+_FRONTIER: Final = "SELECT generation, seq FROM lockstep_frontiers"
 _SECONDS: Final = 30.0
 # All keys of the tables at one moment, with the follower's record.
 _SNAPSHOT: Final = """
@@ -55,14 +60,14 @@ class Redis:
             fields, keys, values = self.client.eval(_SNAPSHOT, 1, self._main, pattern)
         except redis.RedisError:
             return None
-        told = dict(zip(fields[::2], fields[1::2], strict=True))
-        if told.get(b"applying") or not told.get(b"seq"):
+        reported = dict(zip(fields[::2], fields[1::2], strict=True))
+        if reported.get(b"applying") or not reported.get(b"seq"):
             return None
         state = _empty()
         for key, value in zip(keys, values, strict=True):
             table = key.decode().removeprefix(f"{self._prefix}:public.").partition(":")[0]
             state[table].append(plain(table, orjson.loads(value)))
-        return Reading(int(told[b"generation"]), int(told[b"seq"]), state)
+        return Reading(int(reported[b"generation"]), int(reported[b"seq"]), state)
 
 
 class OpenSearch:
@@ -87,10 +92,10 @@ class OpenSearch:
 
     def _applied(self) -> tuple[int, int] | None:
         answer = self._http.get(self._record, timeout=_SECONDS)
-        told = answer.json().get("_source") or {}
-        if answer.status_code != requests.codes.ok or told["applying"] is not None:
+        reported = answer.json().get("_source") or {}
+        if answer.status_code != requests.codes.ok or reported["applying"] is not None:
             return None
-        return None if told["seq"] is None else (told["generation"], told["seq"])
+        return None if reported["seq"] is None else (reported["generation"], reported["seq"])
 
     def _search(self) -> State | None:
         body = b""
@@ -148,7 +153,13 @@ class Delta:
                 continue
             mirror = self._opened(name)
             mirror.load_as_version(version)
-            rows = mirror.to_pyarrow_table(columns=list(TABLES[table])).to_pylist()
+            # Mirrors that had a large cut have deletion vectors.
+            found = (
+                QueryBuilder()
+                .register("t", mirror)
+                .execute(f"SELECT {', '.join(TABLES[table])} FROM t")
+            )
+            rows = pa.table(found.read_all()).to_pylist()
             state[table] = [plain(table, each) for each in rows]
         return Reading(row["generation"], row["seq"], state)
 
@@ -160,3 +171,51 @@ class Delta:
     def forget(self) -> None:
         """Open all tables again: they may have been replaced."""
         self._tables.clear()
+
+
+class Postgres:
+    """A follower's tables in a database of its own, read in one transaction."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def read(self) -> Reading | None:
+        """Return the current state; None before the first cut, or if the server is down."""
+        state = _empty()
+        try:
+            with psycopg.connect(self._dsn, connect_timeout=int(_SECONDS)) as connection:
+                connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                applied = connection.execute(_FRONTIER).fetchone()
+                if applied is None or applied[1] is None:
+                    return None
+                for table, row in database_rows(connection):
+                    state[table].append(row)
+        except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
+            return None
+        return Reading(applied[0], applied[1], state)
+
+
+class Sqlite:
+    """A follower's tables in a file, read in one transaction."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self) -> Reading | None:
+        """Return the current state; None before the first cut, or while a cut is written."""
+        if not self._file.exists():
+            return None
+        state = _empty()
+        try:
+            with closing(sqlite3.connect(self._file, timeout=_SECONDS)) as connection:
+                connection.execute("BEGIN")
+                applied = connection.execute(_FRONTIER).fetchone()
+                if applied is None or applied[1] is None:
+                    return None
+                for table, kinds in TABLES.items():
+                    found = connection.execute(f"SELECT {', '.join(kinds)} FROM {table}")
+                    rows = (dict(zip(kinds, values, strict=True)) for values in found)
+                    state[table] = [plain(table, row) for row in rows]
+        except sqlite3.OperationalError:
+            return None
+        return Reading(applied[0], applied[1], state)

@@ -177,9 +177,9 @@ def wrong_mirror(root: Path, config: Config) -> list[str]:
             else:
                 right = column not in exact and _json(value) == _json(log)
             if not right:
-                said = f"{value!r} and exactly {exact.get(column)!r}"
+                output = f"{value!r} and exactly {exact.get(column)!r}"
                 found.append(
-                    f"{_kind(column)} {column} of {number}: {said}, not {log!r} = {text!r}"
+                    f"{_kind(column)} {column} of {number}: {output}, not {log!r} = {text!r}"
                 )
     return found
 
@@ -188,12 +188,14 @@ def _wrong_types(table: DeltaTable) -> Iterator[str]:
     for each in table.schema().fields:
         if each.name == "id" or each.name.startswith("_"):
             continue
-        kind, said = _KINDS[int(each.name[1:])], orjson.loads(each.type.to_json())
+        kind, output = _KINDS[int(each.name[1:])], orjson.loads(each.type.to_json())
         wanted = _NATURAL.get(_base(kind), "string")
         if each.name[0] == "a":
-            said, wanted = (said["elementType"], wanted) if kind in VALUES else (said, "string")
-        if said != wanted:
-            yield f"{_kind(each.name)} is {said}, not {wanted}"
+            output, wanted = (
+                (output["elementType"], wanted) if kind in VALUES else (output, "string")
+            )
+        if output != wanted:
+            yield f"{_kind(each.name)} is {output}, not {wanted}"
 
 
 def _base(kind: str) -> str:

@@ -1,8 +1,8 @@
-"""A database, a log and three stores, with a daemon and followers in which to inject faults.
+"""A database, a log and five stores, with a daemon and followers in which to inject faults.
 
 Followers are one `cdc follow` in a session of its own: its processes are found by that session and
-their command lines. Watchers read Redis and OpenSearch all the time, as clients would, and check
-every state that they see against its own digest.
+their command lines. Watchers read Redis, OpenSearch, Postgres and SQLite all the time, as clients
+would, and check every state that they see against its own digest.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ import requests
 
 from tests.faults import follower_types
 from tests.faults.follower_http import HttpProxy
-from tests.faults.follower_load import database_rows
-from tests.faults.follower_rows import DDL, TABLES, State, differences, findings
-from tests.faults.follower_stores import Delta, OpenSearch, Reading, Redis
+from tests.faults.follower_rows import DDL, TABLES, State, database_rows, differences, findings
+from tests.faults.follower_stores import Delta, OpenSearch, Postgres, Reading, Redis, Sqlite
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
+from tests.fixtures.servers import Database
+from tests.fixtures.store_postgres import url_of
 
 if TYPE_CHECKING:
     from cdc.playground.servers.stack import LocalStack
 
 CONVERGE_SECONDS: Final = 600.0
+# So that some cuts are of one transaction that is larger than this, and others of many.
+_MAX_EVENTS: Final = 2_000
 _STOP_SECONDS: Final = 180.0
 _LOOK_SECONDS: Final = 0.2
 _SHOWN_CHARACTERS: Final = 4_000
@@ -140,7 +143,10 @@ class Watch(threading.Thread):
 class World:
     """All parts of one campaign; `close` leaves nothing running."""
 
-    def __init__(self, new: NewPipeline, stack: LocalStack, folder: Path, seed: int) -> None:
+    def __init__(
+        self, new: NewPipeline, stack: LocalStack, copied: Database, folder: Path, seed: int
+    ) -> None:
+        """`copied` is an empty database, which a follower writes to."""
         self.chance = random.Random(f"{seed}/followers")
         self.stack = stack
         self.folder = folder
@@ -155,13 +161,17 @@ class World:
             "mirror": {"delta": {"path": str(self.mirrors)}},
             "cache": {"redis": {"url": ends.redis_url}},
             "search": {"opensearch": {"url": self.http.url}},
+            "copy": {"sql": {"url": url_of(copied)}},
+            "file": {"sql": {"url": f"sqlite:///{folder / 'copy.db'}"}},
         }
         self.line = new(
             DDL,
             batch={"max_wait_ms": 30},
             source={"tables": ["public.*", f"{follower_types.SCHEMA}.*"]},
             snapshot={"mode": "initial", "runner": "local"},
-            followers=stores,
+            followers={
+                name: {"max_events": _MAX_EVENTS, **store} for name, store in stores.items()
+            },
         )
         with self.line.database.connect() as connection:
             follower_types.make(connection)
@@ -170,9 +180,16 @@ class World:
         self.redis = Redis(ends.redis_url, prefix, "cache")
         self.search = OpenSearch(ends.opensearch_url, prefix, "search")
         self.delta = Delta(self.mirrors)
+        self.postgres = Postgres(copied.dsn)
+        self.sqlite = Sqlite(folder / "copy.db")
         self.copies: list[Follow] = []
         self._started = 0
-        self.watches = [Watch("redis", self.redis.read), Watch("opensearch", self.search.read)]
+        self.watches = [
+            Watch("redis", self.redis.read),
+            Watch("opensearch", self.search.read),
+            Watch("postgres", self.postgres.read),
+            Watch("sqlite", self.sqlite.read),
+        ]
 
     # -- the daemon and the followers -----------------------------------------------------------
 
@@ -215,9 +232,9 @@ class World:
         self.copies.remove(copy)
         shutil.rmtree(copy.scratch, ignore_errors=True)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Repair everything, and continue with one copy without failpoints."""
-        self.http.heal()
+        self.http.repair()
         self.stack.up(["postgres", "kafka", "redis", "opensearch"])
         for copy in list(self.copies):
             if copy.failpoint or copy is not self.copies[0]:
@@ -243,9 +260,11 @@ class World:
             "delta": self.delta.read,
             "redis": self.redis.read,
             "opensearch": self.search.read,
+            "postgres": self.postgres.read,
+            "sqlite": self.sqlite.read,
         }
         self.delta.forget()
-        told = {}
+        reported = {}
         for name, read in stores.items():
             newest: Reading | None = None
 
@@ -261,8 +280,8 @@ class World:
                 print(self.copies[0].log[-_SHOWN_CHARACTERS:])  # noqa: T201 - why it is not
                 raise
             assert newest is not None
-            told[name] = [*differences(newest.state, source), *findings(newest.state)]
-        return told
+            reported[name] = [*differences(newest.state, source), *findings(newest.state)]
+        return reported
 
     def wrong_types(self) -> list[str]:
         """Return where stores differ from what is documented, in the table of all types."""

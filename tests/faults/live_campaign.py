@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TABLES: Final = (
-    *("users", "pairs", "whole", "named", "many", "parts", "wide", "holes", "void", "never"),
+    *("users", "pairs", "full_rows", "named", "many", "parts", "wide", "holes", "void", "never"),
 )
 _DONE_SECONDS: Final = 240.0
 _INJURIES: Final = 4
@@ -44,14 +44,14 @@ class LiveRound(Round):
         chance, crew = self._chance, self._crew
         crew.look()
         wait_until(self._streams, "nobody streams", _DONE_SECONDS)
-        crew.points = (*failpoints.NAMES, *failpoints.LIVE_NAMES)
+        crew.points = (*failpoints.NAMES, *failpoints.CHUNK_NAMES)
         crew.failpoints = True
         for _ in range(_INJURIES):
             # A table that is done is requested again; one that is being read is left alone.
             self._ask(*chance.sample(_TABLES, chance.randint(4, len(_TABLES))))
             self._injure()
         self._ask(*_TABLES)
-        crew.settle()
+        crew.quiesce()
         wait_until(self._resumed, "the daemon takes no command", _DONE_SECONDS)
         wait_until(self._all_done, "the live snapshots do not end", _DONE_SECONDS, pause=1.0)
 
@@ -104,9 +104,9 @@ class LiveRound(Round):
 
     def report(self) -> dict[str, Any]:
         """Return the base class's figures, with what was read again."""
-        told = super().report()
-        assert told["read_again"], "no row was read again"
-        return {**told, "asked": self.asked, "older": self._older}
+        reported = super().report()
+        assert reported["read_again"], "no row was read again"
+        return {**reported, "asked": self.asked, "older": self._older}
 
 
 LiveRound.injuries = (

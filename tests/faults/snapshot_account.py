@@ -33,7 +33,7 @@ class Account(NamedTuple):
     point: LSN  # the last generation's
     generations: int
     snapshot_rows: int
-    gone: int  # keys of an older generation that were deleted
+    deleted: int  # keys of an older generation that were deleted
     changes: int
     read_again: int  # rows of incremental snapshots
     findings: list[str]
@@ -53,7 +53,7 @@ def take(pipeline: PipelineUnderTest) -> Account:
     streamed = [e["source"]["seq"] for _, e in events if not _initial(e)]
     _seqs(by_point, streamed, findings)
     _partitions(records, findings)
-    rows = _Rows(whole=bool(by_point))
+    rows = _Rows(complete=bool(by_point))
     for record, event in sorted(events, key=lambda each: each[1]["source"]["seq"]):
         if event["op"] != "m":
             rows.take(record, event)
@@ -104,7 +104,7 @@ def _partitions(records: list[Record], findings: list[str]) -> None:
         if homes.setdefault(key, record.partition) != record.partition:
             findings.append(f"a key of {record.topic} is in two partitions")
         if seq <= newest.get(key, 0):
-            findings.append(f"{record.topic}: seq {seq} of a key behind its seq {newest[key]}")
+            findings.append(f"{record.topic}: seq {seq} of a key after its seq {newest[key]}")
         newest[key] = seq
     del findings[40:]
 
@@ -112,11 +112,11 @@ def _partitions(records: list[Record], findings: list[str]) -> None:
 class _Rows:
     """Every row's `n`, tracked by seq, across key changes.
 
-    A log that is not `whole` starts with tables whose existing rows it does not have.
+    A log that is not `complete` starts with tables whose existing rows it does not have.
     """
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
+    def __init__(self, *, complete: bool) -> None:
+        self._complete = complete
         self._rows: dict[tuple[str, bytes], int] = {}
         self._deleted: set[tuple[str, bytes]] = set()
         self._moved: tuple[Any, int] | None = None
@@ -128,36 +128,42 @@ class _Rows:
         source, op = event["source"], event["op"]
         moved, self._moved = self._moved, None
         if op == "t":
-            gone = [key for key in self._rows if key[0] == record.topic]
-            self._deleted.update(gone)
-            for each in gone:
+            deleted = [key for key in self._rows if key[0] == record.topic]
+            self._deleted.update(deleted)
+            for each in deleted:
                 del self._rows[each]
         if record.key is None:
             return
         key, place = (record.topic, record.key), (source["txId"], source["ordinal"])
         had = self._rows.pop(key, None)
-        said = f"{record.topic} seq {source['seq']} op {op}"
+        output = f"{record.topic} seq {source['seq']} op {op}"
         if op == "d":
             self._deleted.add(key)
             self._moved = None if had is None else (place, had)
-            if had is None and self._whole:
-                self.wrong.append(f"{said}: deletes what is not there")
+            if had is None and self._complete:
+                self.wrong.append(f"{output}: deletes what is not there")
             return
         n = self._rows[key] = int(event["after"]["n"])
         before = moved[1] if moved is not None and moved[0] == place else None
-        self._judge(said, "i" if _initial(event) else op, n, had, before, key)
+        self._judge(output, "i" if _initial(event) else op, n, had, before, key)
         self._deleted.discard(key)
 
     def _judge(
-        self, said: str, op: str, n: int, had: int | None, moved: int | None, key: tuple[str, bytes]
+        self,
+        output: str,
+        op: str,
+        n: int,
+        had: int | None,
+        moved: int | None,
+        key: tuple[str, bytes],
     ) -> None:
-        unknown = had is None and (self._whole or key in self._deleted)
+        unknown = had is None and (self._complete or key in self._deleted)
         self.read_again += op == "r"
         if op == "c" and had is not None:
-            self.wrong.append(f"{said}: creates what is there")
+            self.wrong.append(f"{output}: creates what is there")
         elif op == "c" and moved is not None and n != moved + 1:
-            self.wrong.append(f"{said}: version {n} after {moved}, under another key")
+            self.wrong.append(f"{output}: version {n} after {moved}, under another key")
         elif op == "u" and (unknown or (had is not None and n != had + 1)):
-            self.wrong.append(f"{said}: version {n} after {had}")
+            self.wrong.append(f"{output}: version {n} after {had}")
         elif op == "r" and (unknown or (had is not None and n != had)):
-            self.wrong.append(f"{said}: read again with version {n}, where {had} stood")
+            self.wrong.append(f"{output}: read again with version {n}, where {had} was")

@@ -43,7 +43,7 @@ _PAUSE_SECONDS: Final = (0.0, 2.5)
 # At which hit of its failpoint a process of the snapshot kills itself. A task does so again in each
 # process that replaces it, so only at a hit by which it has made progress.
 _COUNTS: Final = (2, 3, 7)
-_POINTS: Final = (*failpoints.COORDINATOR_NAMES, "before_range_commit", "after_range_commit")
+_POINTS: Final = (*failpoints.COORDINATOR_NAMES, *failpoints.SNAPSHOT_NAMES)
 
 
 class SnapshotCrew(Crew):
@@ -137,7 +137,7 @@ class Round:
             self._set_up()
             self._first_lsn = self.pipeline.resume()[1].end_lsn
             self._attack()
-            self._crew.settle()
+            self._crew.quiesce()
             self._crew.recovered()
 
     def _attack(self) -> None:
@@ -280,7 +280,7 @@ class Round:
         difference = self.witness.difference(since)
         findings = list(account.findings)
         if any(difference):
-            findings.append(f"behind {since} the log is not the stream: {difference}")
+            findings.append(f"after {since} the log is not the stream: {difference}")
         if findings:
             pytest.fail(f"seed {self._seed}: " + "\n  ".join(findings))
         return {
@@ -288,7 +288,7 @@ class Round:
             "injuries": dict(self.kinds + self._crew.died),
             "generations": account.generations,
             "snapshot_rows": account.snapshot_rows,
-            "gone": account.gone,
+            "gone": account.deleted,
             "changes": account.changes,
             "read_again": account.read_again,
             "rows": proof.rows,

@@ -49,7 +49,7 @@ FILL: Final = (
     "DELETE FROM holes WHERE id % 7 <> 0",
     f"INSERT INTO users SELECT i, 1, 'old', {_BIG} FROM generate_series(5000, 5600) i",
     f"INSERT INTO users SELECT i, 1, 'old', {_BIG} FROM generate_series(1, 60) i",
-    "INSERT INTO whole SELECT i, 1, repeat(md5(i::text), 90) FROM generate_series(1, 90) i",
+    "INSERT INTO full_rows SELECT i, 1, repeat(md5(i::text), 90) FROM generate_series(1, 90) i",
     "INSERT INTO pairs SELECT i, 1, 'a' || i, 1.5 FROM generate_series(100, 400) i",
     "INSERT INTO named SELECT i, 1, 'x' || i, now() FROM generate_series(100, 300) i",
     "INSERT INTO lines SELECT i % 50, 1, 'l', NULL FROM generate_series(1, 500) i",

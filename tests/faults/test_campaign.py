@@ -36,16 +36,16 @@ def test_random_faults_lose_nothing(
 ) -> None:
     print(f"campaign: LOCKSTEP_SEED={_SEED} LOCKSTEP_KILLS={_FAULTS}")  # noqa: T201 - on failure
 
-    def tell(line: str) -> None:
+    def show(line: str) -> None:
         with capsys.disabled():
             print(f"\ncampaign: {line}", flush=True)  # noqa: T201 - its progress
 
     campaign = Campaign(
-        killable_pipeline, killable_stack, new_proxy, seed=_SEED, faults=_FAULTS, tell=tell
+        killable_pipeline, killable_stack, new_proxy, seed=_SEED, faults=_FAULTS, show=show
     )
     campaign.run()
     report = campaign.report()
-    tell(orjson.dumps(report).decode())
+    show(orjson.dumps(report).decode())
     if _RESULT:
         Path(_RESULT).write_bytes(orjson.dumps(report))
     assert report["faults"] >= _FAULTS

@@ -79,8 +79,8 @@ def test_a_value_of_50_mb_is_complete_in_the_log_in_bounded_memory(
     letters = list(dead_letter_topic.heads(line.config))
     topic = names.dead_topic(line.config.prefix)
     ends = [end for each in line.frontiers() for end in each.partitions]
-    [stands] = {(name, count) for name, _, _, count in ends if name == topic}
-    assert stands == (topic, 0)
+    [found_end] = {(name, count) for name, _, _, count in ends if name == topic}
+    assert found_end == (topic, 0)
     assert max(end[2] for end in ends if end[0] == topic) > sum(2 + h.chunks for h in letters) - 2
     assert [head.id for head in letters] == ["1-2", moved["source"]["dead"]["id"]]
     assert daemon.metric("lockstep_dead_letter_events_total") == 2
@@ -88,9 +88,9 @@ def test_a_value_of_50_mb_is_complete_in_the_log_in_bounded_memory(
     capsysbinary.readouterr()
     config = ["-c", str(line.config_file)]
     assert run(["dead", "show", "1-2", *config]) == Exit.OK
-    whole = orjson.loads(capsysbinary.readouterr().out)
-    assert len(whole["after"].pop("body")) == 50 * _MB
-    assert whole["after"] == {"id": 2, "name": "n2"}
+    complete = orjson.loads(capsysbinary.readouterr().out)
+    assert len(complete["after"].pop("body")) == 50 * _MB
+    assert complete["after"] == {"id": 2, "name": "n2"}
     assert run(["dead", "list", *config]) == Exit.OK
     listed = capsysbinary.readouterr().out.decode().splitlines()
     assert [each.split()[0] for each in listed] == [head.id for head in letters]
@@ -129,15 +129,15 @@ def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
     line.database.execute(*(insert(row, most - 5_200 + 20 * row) for row in rows))
     arrived(line, len(rows))
     assert converge(line.config).rows == len(rows)
-    whole = {r.event["source"]["seq"] for r in data_records(line)} - {
+    complete = {r.event["source"]["seq"] for r in data_records(line)} - {
         event["source"]["seq"] for event in pointers(line)
     }
     limit = record_limit(most)
     sizes = [len(r.key or b"") + len(r.value or b"") for r in data_records(line)]
     assert all(size <= limit for size in sizes)
     assert max(sizes) > limit - 100
-    assert 10 < len(whole) < 50
-    assert whole == set(range(1, len(whole) + 1))
+    assert 10 < len(complete) < 50
+    assert complete == set(range(1, len(complete) + 1))
 
 
 def test_a_topic_that_does_not_take_the_producers_batches_is_refused_with_the_remedy(

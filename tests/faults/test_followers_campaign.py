@@ -19,6 +19,7 @@ from tests.faults.follower_campaign import FollowerCampaign
 from tests.faults.follower_world import World
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.seeds import first_seed
+from tests.fixtures.servers import Database, fresh_database
 from tests.fixtures.spark import need_java
 
 _ROUNDS = int(os.environ.get("LOCKSTEP_FOLLOWERS", "1"))
@@ -32,35 +33,39 @@ _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 @pytest.fixture
 def world(
-    killable_stack: LocalStack, killable_pipeline: NewPipeline, tmp_path: Path
+    killable_stack: LocalStack,
+    killable_pipeline: NewPipeline,
+    killable_database: Database,
+    tmp_path: Path,
 ) -> Iterator[World]:
     need_java()
-    made = World(killable_pipeline, killable_stack, tmp_path, _SEED)
-    yield made
-    made.close()
+    with fresh_database(killable_database.dsn) as copied:
+        made = World(killable_pipeline, killable_stack, copied, tmp_path, _SEED)
+        yield made
+        made.close()
 
 
 @pytest.mark.long("more rounds", again=True)
 @pytest.mark.followers
 @pytest.mark.slow
 @pytest.mark.timeout(1_200 + 600 * _ROUNDS + _READS)
-def test_every_state_is_the_databases_and_every_injury_heals(
+def test_every_state_is_the_databases_and_every_injury_is_recovered_from(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No partial transaction in any store, and no difference in the end."""
     print(f"followers: LOCKSTEP_SEED={_SEED} LOCKSTEP_FOLLOWERS={_ROUNDS}")  # noqa: T201 - on failure
 
-    def tell(line: str) -> None:
+    def show(line: str) -> None:
         with capsys.disabled():
             print(f"\nfollowers: {line}", flush=True)  # noqa: T201 - its progress
 
-    campaign = FollowerCampaign(world, tell)
+    campaign = FollowerCampaign(world, show)
     campaign.begin()
     for number in range(_ROUNDS):
         campaign.round(_SEED + number, _INJURIES)
     campaign.read_mirrors(_READS)
     report = {"first_seed": _SEED, **campaign.report()}
-    tell(orjson.dumps(report).decode())
+    show(orjson.dumps(report).decode())
     if _RESULT:
         Path(_RESULT).write_bytes(orjson.dumps(report))
     assert campaign.wrong == []

@@ -142,7 +142,7 @@ def test_a_transaction_that_timed_out_under_a_frozen_daemon_is_written_again(
 
 
 @pytest.mark.long("waits until an id expires")
-def test_a_transactional_id_that_the_broker_forgot_is_taken_anew(
+def test_a_transactional_id_that_the_broker_forgot_is_taken_again(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
     """INVALID_PRODUCER_ID_MAPPING, by default after seven idle days."""
@@ -178,8 +178,8 @@ def test_a_wrong_password_says_so_and_is_not_tried_for_ever(
         "locked.yaml", log__bootstrap_servers=guarded_broker.locked, log__kafka=keys("wrong")
     )
     daemon = guarded_line.start(config_file=file)
-    said = guarded_line.ends(daemon, _PERMISSION, "sasl.password")
-    assert "wrong" not in said.replace("is wrong", "")
+    output = guarded_line.ends(daemon, _PERMISSION, "sasl.password")
+    assert "wrong" not in output.replace("is wrong", "")
 
 
 @pytest.mark.long("the other right", sample=["WRITE-TOPIC"])

@@ -56,7 +56,7 @@ def unsafe(kafka_cluster: KafkaCluster, database: Database, tmp_path: Path) -> I
         yield new
         for line in made:
             line.close()
-        kafka_cluster.mend()
+        kafka_cluster.repair()
 
 
 def insert(line: PipelineUnderTest, first: int, last: int) -> None:
@@ -90,7 +90,7 @@ def end(line: PipelineUnderTest, topic: str) -> int:
             found.append(reader.end_offsets(line.config, [(topic, 0)])[topic, 0])
         return bool(found)
 
-    wait_until(asked, "nobody tells where the partition ends")
+    wait_until(asked, "nothing reports where the partition ends")
     return found[0]
 
 
@@ -106,11 +106,11 @@ def test_acknowledged_events_that_are_lost_are_named(
     line = unsafe(topic, _PARTITIONS)
     before = lose(kafka_cluster, line, topic, running=running)
     if running:
-        said = line.ends(line.daemon, _CONFIG, "acknowledged", seconds=_FOUND_SECONDS)
+        output = line.ends(line.daemon, _CONFIG, "acknowledged", seconds=_FOUND_SECONDS)
     else:
         assert end(line, topic) < before, "nothing was lost: the test does not do what it says"
-        said = line.refused(_CONFIG, "acknowledged", "unclean.leader.election.enable")
-    named = re.search(rf"topic {topic}, partition (\d), ends at offset (\d+)", said)
+        output = line.refused(_CONFIG, "acknowledged", "unclean.leader.election.enable")
+    named = re.search(rf"topic {topic}, partition (\d), ends at offset (\d+)", output)
     assert named is not None
     if named[1] == "0":
         assert int(named[2]) < before
@@ -131,8 +131,8 @@ def test_a_resume_record_that_is_lost_is_named(
     gap = f'slot "{line.config.slot}" is at'
     if running:
         # Its producer may notice first that its sequence numbers no longer fit, and start over.
-        said = line.ends(line.daemon, _CONFIG, seconds=_FOUND_SECONDS)
-        assert f"topic {topic}, partition 0, ends at offset" in said or gap in said.replace(
+        output = line.ends(line.daemon, _CONFIG, seconds=_FOUND_SECONDS)
+        assert f"topic {topic}, partition 0, ends at offset" in output or gap in output.replace(
             "\\", ""
         )
     else:

@@ -39,7 +39,7 @@ def arrives(line: PipelineUnderTest, daemon: Daemon, seq: int, seconds: float) -
     return longest
 
 
-def said(daemon: Daemon, event: str) -> int:
+def output(daemon: Daemon, event: str) -> int:
     return sum(each["event"] == event for each in daemon.events)
 
 
@@ -57,7 +57,7 @@ def test_a_row_of_random_bytes_larger_than_the_queue_goes_through(
     insert_random(line, 1, size)
     longest = arrives(line, daemon, 1, 600)
     assert longest < _FEEDBACK_SECONDS + 5
-    assert said(daemon, "starting over") == 0
+    assert output(daemon, "starting over") == 0
     # Postgres sends two characters per byte.
     assert daemon.peak_rss_mb < _BASE_MB + 3 * 2 * size / _MB
     [head] = dead_letter_topic.heads(line.config)

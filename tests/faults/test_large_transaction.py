@@ -15,7 +15,7 @@ _BATCH = {"max_events": 5_000, "max_wait_ms": 100}
 _LIMIT_MB = 150
 
 
-def test_killed_in_its_middle_it_arrives_once_and_whole_in_little_memory(
+def test_killed_in_its_middle_it_arrives_once_and_complete_in_little_memory(
     pipeline: NewPipeline,
 ) -> None:
     line = pipeline(_TABLE, batch=_BATCH)

@@ -21,7 +21,7 @@ _NOTICE_SECONDS = 120.0
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
 
 
-class Behind:
+class ProxiedDaemon:
     """A pipeline whose daemon reaches Postgres through a proxy only."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Behind:
             self.proxy = new_proxy(connection.info.host, connection.info.port)
         dsn = psycopg.conninfo.make_conninfo(database.dsn, host="127.0.0.1", port=self.proxy.port)
         self.daemon = self.pipeline.start(
-            config_file=self.pipeline.write("behind.yaml", source__dsn=dsn)
+            config_file=self.pipeline.write("proxied.yaml", source__dsn=dsn)
         )
 
     def moves(self, events: int = 50, seconds: float = 120.0) -> float:
@@ -56,54 +56,54 @@ class Behind:
 
 
 @pytest.fixture
-def behind(pipeline: NewPipeline, new_proxy: NewProxy) -> Behind:
-    return Behind(pipeline, new_proxy)
+def proxied(pipeline: NewPipeline, new_proxy: NewProxy) -> ProxiedDaemon:
+    return ProxiedDaemon(pipeline, new_proxy)
 
 
 @pytest.fixture
-def kept(pipeline: NewPipeline, new_proxy: NewProxy) -> Behind:
+def kept(pipeline: NewPipeline, new_proxy: NewProxy) -> ProxiedDaemon:
     """Its walsender is more patient than a busy machine makes a process wait."""
-    return Behind(pipeline, new_proxy, 30)
+    return ProxiedDaemon(pipeline, new_proxy, 30)
 
 
-def test_connections_that_are_reset_again_and_again_lose_nothing(behind: Behind) -> None:
-    behind.daemon.wait_ready()
-    with Load(behind.pipeline.database.dsn, seed=1):
+def test_connections_that_are_reset_again_and_again_lose_nothing(proxied: ProxiedDaemon) -> None:
+    proxied.daemon.wait_ready()
+    with Load(proxied.pipeline.database.dsn, seed=1):
         for number in range(1, 4):
-            behind.moves()
-            behind.proxy.cut()
-            behind.reconnects(number)
-        behind.moves()
-    behind.witness.check()
+            proxied.moves()
+            proxied.proxy.cut()
+            proxied.reconnects(number)
+        proxied.moves()
+    proxied.witness.check()
 
 
-def test_a_network_that_is_away_is_waited_for(behind: Behind) -> None:
-    behind.daemon.wait_ready()
-    with Load(behind.pipeline.database.dsn, seed=2):
-        behind.moves()
-        behind.proxy.refusing = True
-        behind.proxy.cut()
-        behind.daemon.wait_state("reconnecting")
-        tries = behind.proxy.accepted
-        wait_until(lambda: behind.proxy.accepted >= tries + 2, "it gave up")
-        assert behind.daemon.health()["status"] == 503
-        behind.proxy.refusing = False
-        behind.moves()
-    behind.witness.check()
+def test_a_network_that_is_away_is_waited_for(proxied: ProxiedDaemon) -> None:
+    proxied.daemon.wait_ready()
+    with Load(proxied.pipeline.database.dsn, seed=2):
+        proxied.moves()
+        proxied.proxy.refusing = True
+        proxied.proxy.cut()
+        proxied.daemon.wait_state("reconnecting")
+        tries = proxied.proxy.accepted
+        wait_until(lambda: proxied.proxy.accepted >= tries + 2, "it gave up")
+        assert proxied.daemon.health()["status"] == 503
+        proxied.proxy.refusing = False
+        proxied.moves()
+    proxied.witness.check()
 
 
-def test_a_half_open_connection_is_noticed_and_left(behind: Behind) -> None:
+def test_a_half_open_connection_is_noticed_and_left(proxied: ProxiedDaemon) -> None:
     """The peer disappears and no reset ever comes: only the silence shows it."""
-    behind.daemon.wait_ready()
-    with Load(behind.pipeline.database.dsn, seed=3, steps_per_second=200):
-        behind.moves()
-        behind.proxy.freeze()
-        behind.moves(seconds=_NOTICE_SECONDS)
-    behind.witness.check()
+    proxied.daemon.wait_ready()
+    with Load(proxied.pipeline.database.dsn, seed=3, steps_per_second=200):
+        proxied.moves()
+        proxied.proxy.freeze()
+        proxied.moves(seconds=_NOTICE_SECONDS)
+    proxied.witness.check()
 
 
 @pytest.mark.long("waits almost for a timeout")
-def test_silence_shorter_than_the_timeout_costs_nothing(kept: Behind) -> None:
+def test_silence_shorter_than_the_timeout_costs_nothing(kept: ProxiedDaemon) -> None:
     kept.daemon.wait_ready()
     with Load(kept.pipeline.database.dsn, seed=4, steps_per_second=200) as load:
         kept.moves()
@@ -118,7 +118,7 @@ def test_silence_shorter_than_the_timeout_costs_nothing(kept: Behind) -> None:
 
 @pytest.mark.long("bad lines of other kinds", sample=["crumbs"])
 @pytest.mark.parametrize("way", ["crumbs", "slow", "late"])
-def test_a_bad_line_is_only_slow(way: str, kept: Behind) -> None:
+def test_a_bad_line_is_only_slow(way: str, kept: ProxiedDaemon) -> None:
     """One byte at a time; 60 kB a second; every chunk 50 ms late."""
     setting = {"crumbs": ("fragment_bytes", 1), "slow": ("bytes_per_second", 60_000)}
     setattr(kept.proxy, *setting.get(way, ("delay_seconds", 0.05)))

@@ -112,10 +112,10 @@ def test_a_log_ahead_of_the_new_primary_is_refused(major: int, new_pair: NewPair
     publish(line, 2)
     position = line.resume()[1]
     pair.promote()
-    said = line.ends(
+    output = line.ends(
         daemon, _CONFIG, "bytes of WAL ahead", str(position.end_lsn), "synchronized_standby_slots"
     )
-    assert "promoted or restored to timeline 2" in said
+    assert "promoted or restored to timeline 2" in output
     assert line.resume()[1] == position
 
 
@@ -158,7 +158,7 @@ def test_the_doctor_says_what_a_promotion_would_find_missing_and_what_it_says_me
     publish(line, 1)
     wait_until(
         lambda: {each.severity for each in about_failover(line)} == {Severity.OK},
-        "it is not mended",
+        "it is not repaired",
         _SYNC_SECONDS,
         pause=1.0,
     )

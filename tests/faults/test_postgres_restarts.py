@@ -15,7 +15,7 @@ import psutil
 import psycopg
 import pytest
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
@@ -90,7 +90,7 @@ def test_however_postgres_goes_down_nothing_is_lost(
     assert daemon.term() == 0
 
 
-def test_connections_that_an_operator_ends_are_made_anew(pipeline: NewPipeline) -> None:
+def test_connections_that_an_operator_ends_are_reopened(pipeline: NewPipeline) -> None:
     """All of the daemon's, several times, in the middle of its work."""
     line = pipeline(*TABLES, batch=_BATCH)
     witness = Witness(line)
@@ -196,7 +196,7 @@ class Role:
 
 @pytest.mark.long("half a minute; other refusals are in the first tier")
 @pytest.mark.slow
-def test_a_role_that_lost_replication_is_told_and_tried_again_seldom(role: Role) -> None:
+def test_a_role_that_lost_replication_is_reported_and_retried_seldom(role: Role) -> None:
     """It worked before, so the right may be granted again: alert, retry seldom, go on."""
     line = role.line
     try:

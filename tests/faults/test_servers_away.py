@@ -115,7 +115,7 @@ def test_a_stop_while_the_broker_is_away_ends_within_its_grace(
     witness.check()
 
 
-def test_told_twice_it_stops_at_once_and_loses_nothing(
+def test_signalled_twice_it_stops_at_once_and_loses_nothing(
     killable_stack: LocalStack, killable_pipeline: NewPipeline
 ) -> None:
     line = killable_pipeline(*TABLES, batch=_BATCH)
@@ -131,8 +131,8 @@ def test_told_twice_it_stops_at_once_and_loses_nothing(
                 daemon.process.wait(1)  # it finishes what it has
             daemon.process.terminate()
             daemon.wait_exit()
-        said = [event["event"] for event in daemon.events]
-        assert "stopped" not in said, "it waited until its grace was over"
+        output = [event["event"] for event in daemon.events]
+        assert "stopped" not in output, "it waited until its grace was over"
         line.start().wait_ready()
     witness.check()
 
@@ -162,11 +162,13 @@ def test_an_idle_daemon_does_not_hold_a_fast_shutdown_up(
     """Also when the last WAL has nothing to publish: a walsender waits until all is confirmed."""
     line = killable_pipeline(*TABLES)
     daemon = line.start().wait_ready()
-    line.database.execute("INSERT INTO aside.unpublished SELECT i, i FROM generate_series(1,999) i")
+    line.database.execute(
+        "INSERT INTO elsewhere.unpublished SELECT i, i FROM generate_series(1,999) i"
+    )
     postgres = killable_stack["postgres"].state.process
     postgres.signal(signal.SIGINT)
     assert postgres.wait(_FAST_STOP_SECONDS), "the daemon holds the shutdown up"
-    assert daemon.term() == 0, "with Postgres away it still stops when told to"
+    assert daemon.term() == 0, "with Postgres away it still stops when signalled"
     killable_stack.start("postgres")
 
 
@@ -192,7 +194,7 @@ def test_a_shutdown_of_postgres_while_the_broker_hangs_loses_nothing(
 
 
 @pytest.mark.long("the campaign stops daemons under load")
-def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeline) -> None:
+def test_stopped_under_load_it_leaves_nothing_half_done(pipeline: NewPipeline) -> None:
     line = pipeline(*TABLES, batch=_BATCH)
     witness = Witness(line)
     daemon = line.start().wait_ready()
@@ -207,32 +209,32 @@ def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeli
     witness.check()
 
 
-@pytest.mark.long("a stop that is told twice is in the first tier")
+@pytest.mark.long("a stop that is signalled twice is in the first tier")
 @pytest.mark.parametrize("rows", [300, 6_000])
-def test_told_to_stop_inside_a_source_transaction_it_reads_on_to_an_end_that_is_near(
+def test_stopped_inside_a_source_transaction_it_reads_on_to_an_end_that_is_near(
     rows: int, pipeline: NewPipeline, new_proxy: Callable[[str, int], Proxy]
 ) -> None:
     """No frontier is inside one; a large one is split there, and the next start continues it."""
-    whole = rows < _BATCH["max_events"]
+    complete = rows < _BATCH["max_events"]
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY, n int, note text)", batch=_BATCH)
     witness = Witness(line)
     with line.database.connect() as connection:
         proxy = new_proxy(connection.info.host, connection.info.port)
     dsn = psycopg.conninfo.make_conninfo(line.database.dsn, host="127.0.0.1", port=proxy.port)
-    daemon = line.start(config_file=line.write("behind.yaml", source__dsn=dsn)).wait_ready()
-    proxy.fragment_bytes, proxy.bytes_per_second = 2_000, 30_000 if whole else 300_000
+    daemon = line.start(config_file=line.write("proxied.yaml", source__dsn=dsn)).wait_ready()
+    proxy.fragment_bytes, proxy.bytes_per_second = 2_000, 30_000 if complete else 300_000
     line.database.execute(
         f"INSERT INTO t SELECT i, 1, repeat('x', 300) FROM generate_series(1, {rows}) i"
     )
-    metric, seen = ("pending_events", 20) if whole else ("events_total", 500)
+    metric, seen = ("pending_events", 20) if complete else ("events_total", 500)
     wait_until(lambda: daemon.metric(f"lockstep_{metric}") > seen, "nothing arrives", pause=0.01)
     daemon.process.terminate()
-    if whole:
+    if complete:
         proxy.bytes_per_second = 0  # the end is near, in time too
     assert daemon.wait_exit() == 0
     _, position = line.resume()
-    assert position.open is not whole
-    assert (position.seq == rows) is whole
-    assert (position.pending == ()) is whole
+    assert position.open is not complete
+    assert (position.seq == rows) is complete
+    assert (position.pending == ()) is complete
     line.start().wait_ready()
     assert witness.check().events == rows

@@ -23,7 +23,7 @@ from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES as LOADED
 from tests.fixtures.load import Load
-from tests.integration.test_live_snapshot import begin, wait_state
+from tests.integration.test_incremental_snapshot import begin, wait_state
 
 # Room for a loaded machine: processes are started again and again here.
 _SECONDS = 120.0
@@ -54,7 +54,7 @@ def _copies(line: PipelineUnderTest, daemon: Daemon, generation: int) -> bool:
     return state(line).generation >= generation and rows(daemon) > 200
 
 
-def _begun_after(line: PipelineUnderTest, generation: int) -> bool:
+def _started_after(line: PipelineUnderTest, generation: int) -> bool:
     return state(line).generation > generation
 
 
@@ -73,7 +73,7 @@ def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPip
         daemon.kill()
         assert state(line).generation == 2
         line.database.execute("DELETE FROM users WHERE id BETWEEN 200 AND 300")
-        line.start("after_gone").wait_exit(_SECONDS)
+        line.start("after_leftovers").wait_exit(_SECONDS)
         copied = state(line)
         assert (copied.stage, copied.generation) == ("running", 3)
         # Only the end is missing: no new generation is needed.
@@ -112,7 +112,7 @@ def test_a_rewrite_under_the_snapshot_starts_it_again(pipeline: NewPipeline) -> 
         wait_until(partial(_copies, line, daemon, number), "no rows", _SECONDS)
         with line.database.connect() as connection:
             connection.execute(statement.encode())
-        wait_until(partial(_begun_after, line, number), statement, _SECONDS)
+        wait_until(partial(_started_after, line, number), statement, _SECONDS)
     file = line.write("fast.yaml", snapshot=_RANGES)
     assert daemon.term() == Exit.OK
     assert "since the snapshot was taken" in daemon.log
@@ -139,8 +139,8 @@ def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stre
     for number in range(1, 6):
         wait_until(partial(_copies, line, daemon, number), "no rows", _SECONDS)
         line.database.execute("TRUNCATE queue", fill)
-    said = ("public.queue was rewritten", "5th time in a row", "snapshot: none", "cdc snapshot")
-    line.ends(daemon, Exit.CONFIG, *said)
+    output = ("public.queue was rewritten", "5th time in a row", "snapshot: none", "cdc snapshot")
+    line.ends(daemon, Exit.CONFIG, *output)
     tables = {"public.queue": {"snapshot": "none"}}
     file = line.write("apart.yaml", snapshot=_RANGES, tables=tables)
     line.start(config_file=file).wait_ready(_SECONDS)

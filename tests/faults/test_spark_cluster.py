@@ -18,12 +18,12 @@ import pytest
 import redis
 from psycopg import conninfo
 
-from cdc.log import reader
-from cdc.playground.servers import spark as files
+from cdc.runtime import spark as files
 from cdc.snapshot.initial import topic
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.fixtures.read_back import read_to_end
 from tests.fixtures.spark import need_java
 from tests.fixtures.spark_cluster import HOME, START_SECONDS, Cluster, standalone
 
@@ -122,14 +122,12 @@ def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_li
     finally:
         job.kill()
         job.wait()
-        said = (tmp_path / "submit.log").read_text()
-        print(said[-6_000:])  # noqa: T201 - pytest shows it where the test failed
+        output = (tmp_path / "submit.log").read_text()
+        print(output[-6_000:])  # noqa: T201 - pytest shows it where the test failed
     assert job.returncode == 0
-    assert '"outcome": "taken"' in said
+    assert '"outcome": "taken"' in output
     assert not victim.is_running()
-    keys = Counter(
-        message.key() for message in reader.read_to_end(config, made.resume()[0].partitions)
-    )
+    keys = Counter(message.key() for message in read_to_end(config, made.resume()[0].partitions))
     assert len(keys) == ROWS
     assert set(keys.values()) == {1}
     made.database.execute("UPDATE t SET a = 'y' WHERE id % 100 = 0", "DELETE FROM t WHERE id < 9")

@@ -13,7 +13,7 @@ from cdc.log import topics
 from cdc.log.offsets import Question
 from cdc.log.partitions import Partition
 from cdc.playground.servers.stack import LocalStack
-from tests.faults.campaign import behind_kafka
+from tests.faults.campaign import proxied_kafka
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.proxy import Proxy
@@ -116,7 +116,7 @@ def test_what_a_zombie_was_writing_never_becomes_visible(
 ) -> None:
     """Stopped in the middle of its work, replaced, and woken again: it must not even disturb."""
     line = killable_pipeline(*TABLES, batch=_SMALL)
-    proxy = behind_kafka(killable_stack, new_proxy)
+    proxy = proxied_kafka(killable_stack, new_proxy)
     # With latency to the broker some transaction is open at nearly every moment.
     proxy.delay_seconds = 0.03
     far = line.write("far.yaml", log__bootstrap_servers=f"127.0.0.1:{proxy.port}")
@@ -131,7 +131,7 @@ def test_what_a_zombie_was_writing_never_becomes_visible(
             _release_slot(line)
             heir.wait_state("streaming", _TAKEOVER_SECONDS)
             _moves(heir)
-            begun_again = heir.metric("lockstep_reconnects_total")
+            started_again = heir.metric("lockstep_reconnects_total")
             zombie.thaw()
             wait_until(
                 lambda: zombie.process.poll() is not None or zombie.state == "standby",  # noqa: B023
@@ -140,7 +140,7 @@ def test_what_a_zombie_was_writing_never_becomes_visible(
             )
             _moves(heir)
             heir.wait_state("streaming")
-            assert heir.metric("lockstep_reconnects_total") == begun_again, "it was disturbed"
+            assert heir.metric("lockstep_reconnects_total") == started_again, "it was disturbed"
             pair = [heir, zombie if zombie.process.poll() is None else line.start(config_file=far)]
     witness.check()
     written = records_of(line, line.is_data, isolation="read_uncommitted")

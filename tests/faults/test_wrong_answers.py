@@ -120,7 +120,7 @@ def test_setup_does_not_write_over_what_another_process_wrote_meanwhile(
     converge(line.config)
 
 
-def test_a_second_setup_does_not_begin_a_log_that_was_begun_meanwhile(
+def test_a_second_setup_does_not_start_a_log_that_was_started_meanwhile(
     guarded_line: PipelineUnderTest,
 ) -> None:
     line = guarded_line

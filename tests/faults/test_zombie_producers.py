@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from cdc import failpoints
 
 def stop(*_):
-    # This thread: told to the process, another takes note of it, and this one goes on meanwhile.
+    # This thread: sent to the process, another takes note of it, and this one goes on meanwhile.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 failpoints.os = SimpleNamespace(getpid=os.getpid, kill=stop)

@@ -62,8 +62,8 @@ def _in_child(name: str, runs: int, seed: int, artifacts: Path) -> int:
         _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     seconds = round(time.monotonic() - began, 1)
-    told = {"target": name, "runs": runs, "seconds": seconds, "seed": seed, "broken": code != 0}
-    print(orjson.dumps(told).decode(), flush=True)  # noqa: T201 - the result
+    reported = {"target": name, "runs": runs, "seconds": seconds, "seed": seed, "broken": code != 0}
+    print(orjson.dumps(reported).decode(), flush=True)  # noqa: T201 - the result
     return code
 
 

@@ -105,14 +105,14 @@ def seeds() -> Iterator[bytes]:
     end = frame(b"C" + bytes(1) + _ends() + bytes(8))
     for path in sorted(RECORDINGS.glob("1[57]-*.jsonl")):
         recording = load(path)
-        whole_stream = b""
+        complete_stream = b""
         for payloads in recording.payloads.values():
             chunk = b"".join(map(frame, payloads))
             # The first payload would begin a transaction inside the open one.
             yield b"".join(map(frame, payloads[1:]))
             yield end + chunk
-            whole_stream += chunk
-        yield end + whole_stream
+            complete_stream += chunk
+        yield end + complete_stream
 
 
 def _ends() -> bytes:

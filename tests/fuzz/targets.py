@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from cdc import events
 from cdc.decode import pgoutput
 from cdc.decode.messages import Commit, LogicalMessage
 from cdc.errors import CDCError
@@ -115,7 +116,7 @@ def _names(data: bytes) -> None:
     """Use the bytes as a schema's and a table's name, and as a topic of another program."""
     text = data[:_NAME_BYTES].decode("utf-8", "ignore").replace("\0", "")
     schema, _, table = text.partition("\n")
-    assert names.unescape(names.escape(schema)) == schema
+    assert events.unescape(names.escape(schema)) == schema
     try:
         topic = names.data_topic("p", schema, table)
     except CDCError:

@@ -229,7 +229,7 @@ _ROWS: Final = (
     ),
 )
 
-_WHOLE_TOAST: Final = Step(
+_COMPLETE_TOAST: Final = Step(
     "identity full: an unchanged TOASTed value is in the old row",
     ("UPDATE toasted_whole SET n = 1",),
     "Begin Relation Update Commit",
@@ -325,7 +325,7 @@ _PREPARED: Final = (
 )
 
 SCENARIOS: Final = (
-    Scenario("rows", 14, {"proto_version": "1", "messages": "true"}, (*_ROWS, _WHOLE_TOAST)),
+    Scenario("rows", 14, {"proto_version": "1", "messages": "true"}, (*_ROWS, _COMPLETE_TOAST)),
     Scenario(
         "rows-binary", 14, {"proto_version": "1", "messages": "true", "binary": "true"}, _ROWS
     ),

@@ -159,7 +159,7 @@ def test_a_streamed_origin_is_known_before_its_lsn(major: int) -> None:
 
 
 @every_major
-def test_a_streamed_message_names_the_whole_transaction_not_its_subtransaction(major: int) -> None:
+def test_a_streamed_message_names_the_top_transaction_not_its_subtransaction(major: int) -> None:
     block = recorded(major, "streamed")
     (message,) = (one for one in block if isinstance(one, LogicalMessage))
     aborted = next(one for one in block if isinstance(one, StreamAbort))

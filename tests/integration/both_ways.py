@@ -193,11 +193,11 @@ class _Streamed(Session):
 
     def describe(self, relation: Relation) -> SchemaRecord:
         config, sql = self._both.config, self._both.sql
-        facts, told = look_up(sql, PUBLICATION, [relation.relation_id])[relation.relation_id]
+        facts, reported = look_up(sql, PUBLICATION, [relation.relation_id])[relation.relation_id]
         named = (relation.namespace, relation.name)
-        selection = config.selection.of(named, *told.ancestors)
+        selection = config.selection.of(named, *reported.ancestors)
         types, lsn = self.sequencer.types, self.sequencer.transaction_lsn
-        request = RelationRequest(relation, facts, types, lsn, told, selection, config.values)
+        request = RelationRequest(relation, facts, types, lsn, reported, selection, config.values)
         version, new = self.relations.version(request, replaying=False)
         if new:
             self.new_versions.append(version)

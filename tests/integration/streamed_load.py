@@ -20,14 +20,14 @@ SETTINGS: Final = {
 TABLES: Final = (
     "CREATE TABLE users (id bigint PRIMARY KEY, n int NOT NULL, name text, big text)",
     "CREATE TABLE pairs (b int, n int NOT NULL, a text, PRIMARY KEY (a, b))",
-    "CREATE TABLE whole (id int PRIMARY KEY, n int NOT NULL, big text)",
+    "CREATE TABLE full_rows (id int PRIMARY KEY, n int NOT NULL, big text)",
     "CREATE TABLE notes (id int, n int NOT NULL)",
     "CREATE TABLE shape (id int PRIMARY KEY, n int NOT NULL)",
     "CREATE TYPE mood AS ENUM ('sad', 'glad')",
     "CREATE TABLE moods (id int PRIMARY KEY, n int, mood mood)",
-    "ALTER TABLE whole REPLICA IDENTITY FULL",
+    "ALTER TABLE full_rows REPLICA IDENTITY FULL",
     "ALTER TABLE notes REPLICA IDENTITY FULL",
-    *(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL" for name in ("users", "whole")),
+    *(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL" for name in ("users", "full_rows")),
 )
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -71,15 +71,15 @@ _SAVEPOINTS: Final = (
 )  # fmt: skip
 _ROW_CHANGES: Final = (
     _users(30000, 30060, _BIG),
-    "INSERT INTO whole SELECT i, 1, " + _BIG + " FROM generate_series(1, 60) i",
+    "INSERT INTO full_rows SELECT i, 1, " + _BIG + " FROM generate_series(1, 60) i",
     # Unchanged TOAST in the inserting transaction; changed keys; TOAST added and removed.
     "UPDATE users SET n = n + 1 WHERE id BETWEEN 30000 AND 30060",
-    "UPDATE whole SET n = n + 1",
+    "UPDATE full_rows SET n = n + 1",
     "UPDATE users SET id = id + 5000 WHERE id BETWEEN 30000 AND 30030",
     "UPDATE users SET big = NULL WHERE id = 30050",
-    "UPDATE whole SET id = id + 1000 WHERE id < 20",
+    "UPDATE full_rows SET id = id + 1000 WHERE id < 20",
     "DELETE FROM users WHERE id BETWEEN 30031 AND 30045",
-    "DELETE FROM whole WHERE id < 50",
+    "DELETE FROM full_rows WHERE id < 50",
     "INSERT INTO notes SELECT i % 7, 1 FROM generate_series(1, 300) i",
     "UPDATE notes SET n = 2 WHERE id = 3", "DELETE FROM notes WHERE id = 4",
     "TRUNCATE notes, pairs", "INSERT INTO notes SELECT i, 3 FROM generate_series(1, 400) i",
@@ -141,7 +141,7 @@ def write(dsn: str) -> None:
     _interleave(dsn)
     _in_one(dsn, *_ROW_CHANGES)
     _in_one(dsn, *_SHAPES)
-    _in_one(dsn, "INSERT INTO shape VALUES (0, 'whole', 'red')")
+    _in_one(dsn, "INSERT INTO shape VALUES (0, 'full_rows', 'red')")
     _prepare(dsn)
     _in_one(dsn, "INSERT INTO users VALUES (-1, 1, 'last')")
 
@@ -152,9 +152,9 @@ _DOUBTFUL: Final = (
     "ALTER TABLE shape ADD COLUMN never int DEFAULT 4",
     "INSERT INTO shape (id, never) SELECT i, 4 FROM generate_series(6000, 6500) i",
     "ROLLBACK TO shape", "INSERT INTO shape (id) SELECT i FROM generate_series(7000, 7500) i",
-    "SELECT pg_logical_emit_message(true, 'app', 'told')",
-    "SAVEPOINT said", "SELECT pg_logical_emit_message(true, 'app', 'never')", "ROLLBACK TO said",
-    _users(52000, 52500), "SELECT pg_logical_emit_message(true, 'app', 'told too')",
+    "SELECT pg_logical_emit_message(true, 'app', 'published')",
+    "SAVEPOINT a", "SELECT pg_logical_emit_message(true, 'app', 'never')", "ROLLBACK TO a",
+    _users(52000, 52500), "SELECT pg_logical_emit_message(true, 'app', 'published too')",
 )  # fmt: skip
 
 

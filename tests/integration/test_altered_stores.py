@@ -6,7 +6,7 @@ Cuts that only alter, cuts with rows before and after, by the small path and by 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import pytest
@@ -66,7 +66,7 @@ class Altered(Followed):
 
     def in_redis(self, table: str) -> Rows:
         names = self.redis.scan_iter(f"{self.prefix}:public.{table}:*", count=5_000)
-        return by_id([msgspec.json.decode(self.redis.get(name)) for name in names])
+        return by_id([msgspec.json.decode(cast("bytes", self.redis.get(name))) for name in names])
 
     def in_opensearch(self, table: str) -> Rows:
         return by_id([hit["_source"] for hit in self.search.hits(f"public.{table}").values()])
@@ -132,7 +132,7 @@ def test_every_store_shows_what_ddl_without_rows_has_changed(
         " INSERT INTO t VALUES (70, 'new', 1, 'y'); COMMIT",
     )
     altered.check()
-    # Which of two columns of one name a row has would not be proven, if the daemon were behind.
+    # Which of two columns of one name a row has would not be proven, if the daemon lagged.
     alter(line, "ALTER TABLE t DROP c; ALTER TABLE t ADD c text DEFAULT 'other'")
     execute(
         "UPDATE t SET id = id + 100 WHERE id BETWEEN 20 AND 25",

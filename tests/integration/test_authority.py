@@ -33,7 +33,7 @@ from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
 from tests.integration.test_canary import canaries
-from tests.integration.test_live_snapshot import begin, say, wait_state
+from tests.integration.test_incremental_snapshot import begin, say, wait_state
 from tests.integration.test_migrations import statements
 
 _TABLE = "CREATE TABLE users (id int PRIMARY KEY, name text)"
@@ -78,7 +78,7 @@ def events(line: PipelineUnderTest) -> list[dict[str, Any]]:
     return [each.event for each in data_records(line) if each.value]
 
 
-def still_whole(line: PipelineUnderTest) -> None:
+def still_streams(line: PipelineUnderTest) -> None:
     """Check that the log equals the table, no row was read again, and the daemon streams."""
     converge(line.config)
     assert {event["op"] for event in events(line)} == {"c"}
@@ -92,10 +92,10 @@ def test_a_command_of_a_role_without_grants_empties_nothing(pipeline: NewPipelin
     with guest(line) as sql:
         emit(sql, commands.COMMAND, content.encode())
         signal = {"data-collections": ["public.users"]}
-        said = {"id": "s", "type": "execute-snapshot", "data": signal}
-        emit(sql, commands.SIGNAL, json.dumps(said).encode())
+        answer = {"id": "s", "type": "execute-snapshot", "data": signal}
+        emit(sql, commands.SIGNAL, json.dumps(answer).encode())
     wait_until(lambda: refused(line) >= 2, "nothing was refused")
-    still_whole(line)
+    still_streams(line)
     assert "messages in the stream are not obeyed" in line.daemon.log
     assert line.daemon.term() == 0
 
@@ -114,7 +114,7 @@ def test_a_condition_of_a_role_without_grants_runs_nothing(pipeline: NewPipeline
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             sql.execute("SELECT FROM users")
     assert line.query("SELECT to_regclass('public.taken')") == (None,)
-    still_whole(line)
+    still_streams(line)
     assert "CREATE TABLE" not in line.daemon.log, "what a stranger writes is in no log"
 
 
@@ -158,26 +158,26 @@ def test_a_forged_canary_reaches_nobody(pipeline: NewPipeline) -> None:
     assert "1 (command: not transactional)" in ran.output
     assert "forged" not in ran.output, "no text of a message is shown"
     assert ran.exit_code == 0, "a stranger does not change the verdict"
-    (told,) = [each for each in examine(line.config) if each.check == "refused_messages"]
-    assert told.severity is Severity.NOTE
-    still_whole(line)
+    (reported,) = [each for each in examine(line.config) if each.check == "refused_messages"]
+    assert reported.severity is Severity.NOTE
+    still_streams(line)
 
 
 def test_a_forged_record_of_the_ddl_audit_is_not_believed(pipeline: NewPipeline) -> None:
     """With the audit off and on, and with every attempt of a stranger to get it signed."""
     line = running(pipeline)
-    told = {
+    reported = {
         "event": "ddl_command_end", "tag": "DROP TABLE", "objects": [], "object_count": 1,
         "statement": "DROP TABLE users", "statement_characters": 16, "withheld": False,
         "role": "postgres", "session_role": "postgres",
     }  # fmt: skip
     with guest(line) as sql:
-        emit(sql, "lockstep.ddl", json.dumps(told).encode())
+        emit(sql, "lockstep.ddl", json.dumps(reported).encode())
         wait_until(lambda: refused(line) >= 1, "nothing was refused")
         list(migrations.up(line.config, ["ddl_audit", "signal_table"]))
         key = line.query("SELECT name FROM lockstep.ddl_key")[0]
         head = f"1 {key} 1 1 0123 {'0' * 64}\n".encode()
-        emit(sql, "lockstep.ddl", head + json.dumps(told).encode())
+        emit(sql, "lockstep.ddl", head + json.dumps(reported).encode())
         line.database.execute(f"GRANT USAGE ON SCHEMA lockstep, public TO {sql.info.user}")
         line.database.execute(f"GRANT CREATE ON SCHEMA public TO {sql.info.user}")
         for statement in (
@@ -302,7 +302,7 @@ def test_bytes_of_any_kind_end_no_daemon(pipeline: NewPipeline) -> None:
     wait_until(
         lambda: any(each["after"]["name"] == "last" for each in events(line)), "it stopped over it"
     )
-    still_whole(line)
+    still_streams(line)
     assert line.daemon.term() == 0
 
 
@@ -397,7 +397,7 @@ def test_who_may_command_can_not_run_sql(pipeline: NewPipeline) -> None:
     assert line.daemon.term() == 0
 
 
-def test_the_doctor_tells_who_may_do_what(pipeline: NewPipeline) -> None:
+def test_the_doctor_reports_who_may_do_what(pipeline: NewPipeline) -> None:
     line = pipeline(_TABLE, migrations={"signal_table": True, "ddl_audit": True})
     with guest(line) as sql:
         role = sql.info.user
@@ -408,10 +408,10 @@ def test_the_doctor_tells_who_may_do_what(pipeline: NewPipeline) -> None:
         )
         with connect(line.config) as connection:
             found = list(authority_checks.examine(connection, line.config))
-        told = {each.check: each for each in found}
+        reported = {each.check: each for each in found}
     assert all(
-        role in told[check].what
+        role in reported[check].what
         for check in ("replication_roles", "trigger_keys", "signal_writers")
     )
-    assert told["control_secret"].severity is Severity.OK
-    assert "harmless" in told["emit_message"].what
+    assert reported["control_secret"].severity is Severity.OK
+    assert "harmless" in reported["emit_message"].what

@@ -59,12 +59,12 @@ def test_where_none_may_be_sent_the_daemon_warns_and_continues(pipeline: NewPipe
             lambda: any(
                 "no canary is sent" in each for each in daemon.health().get("warnings", [])
             ),
-            "nothing is said",
+            "nothing is reported",
         )
         assert daemon.health()["status"] == 200
         line.database.execute(f"GRANT EXECUTE ON {emit.format(flush)} TO {role}")
         wait_until(lambda: canaries(line), "no canary comes")
-        wait_until(lambda: not daemon.health()["warnings"], "it is still said")
+        wait_until(lambda: not daemon.health()["warnings"], "it is still reported")
         daemon.term()
     finally:
         line.database.execute(

@@ -113,7 +113,7 @@ def test_setup_may_be_repeated_and_teardown_takes_all_away(
     assert "there is no slot" in cdc.out
 
 
-def test_setup_tells_which_rows_the_log_will_not_hold(cdc: Cdc, database: Database) -> None:
+def test_setup_reports_which_rows_the_log_will_not_hold(cdc: Cdc, database: Database) -> None:
     database.execute(
         "CREATE TABLE full_ (id int PRIMARY KEY)",
         "CREATE TABLE empty (id int PRIMARY KEY)",
@@ -192,7 +192,7 @@ def test_somebody_elses_slot_is_left_alone(
     assert "belongs to something else" in cdc.err
 
 
-def test_a_lost_slot_is_never_made_anew(cdc: Cdc, users: None) -> None:
+def test_a_lost_slot_is_never_recreated(cdc: Cdc, users: None) -> None:
     assert cdc("setup") == Exit.OK
     assert cdc("slot", "drop", "--yes") == Exit.OK
     assert "of WAL" in cdc.out
@@ -204,7 +204,7 @@ def test_a_lost_slot_is_never_made_anew(cdc: Cdc, users: None) -> None:
     eventually(lambda: cdc("setup") == Exit.OK)
 
 
-def test_a_slot_made_anew_by_somebody_is_a_gap(
+def test_a_slot_recreated_by_somebody_is_a_gap(
     cdc: Cdc, database: Database, users: None, topic_prefix: str
 ) -> None:
     assert cdc("setup") == Exit.OK
@@ -231,7 +231,7 @@ def test_a_log_does_not_begin_in_topics_that_hold_records(
     assert "topics that hold records already" in cdc.err
 
 
-def test_a_setup_that_fails_leaves_no_slot_behind(
+def test_a_setup_that_fails_leaves_no_slot(
     cdc: Cdc, database: Database, users: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -345,7 +345,7 @@ def test_tail_of_an_unknown_table_names_the_known_ones(cdc: Cdc, users: None) ->
     assert cdc("tail", "users") == Exit.USAGE
 
 
-def test_slot_show_tells_state_and_cost(cdc: Cdc, users: None, topic_prefix: str) -> None:
+def test_slot_show_reports_state_and_cost(cdc: Cdc, users: None, topic_prefix: str) -> None:
     assert cdc("slot", "show") == Exit.CONFIG
     assert "there is no slot" in cdc.err
     assert cdc("setup") == Exit.OK

@@ -27,8 +27,8 @@ def test_another_key_is_refused_until_the_table_is_emptied(tmp_path: Path, appli
 
     def new(seq: int, name: str, number: int | None = None) -> Change:
         """Return a change with the new key."""
-        told = None if number is None else row(named, seq, name=name, id=number)
-        return change(USERS, seq, told, 0)._replace(
+        reported = None if number is None else row(named, seq, name=name, id=number)
+        return change(USERS, seq, reported, 0)._replace(
             schema_id=9, key=json.dumps({"name": name}, separators=(",", ":")).encode()
         )
 
@@ -42,12 +42,12 @@ def test_another_key_is_refused_until_the_table_is_emptied(tmp_path: Path, appli
     for each in refused:
         with pytest.raises(ConfigError, match=r"public\.users has another key now \(name\)"):
             apply(sink, 4, each)
-    aside = sink.at(2)
-    aside.open()
-    aside.begin(5, [named])
-    aside.write(Changes((named,), [new(5, "n5", 7)]))
-    aside.commit(applied(5, generation=2))
-    aside.close()
+    shadow = sink.at(2)
+    shadow.open()
+    shadow.begin(5, [named])
+    shadow.write(Changes((named,), [new(5, "n5", 7)]))
+    shadow.commit(applied(5, generation=2))
+    shadow.close()
     mixed = [*refused[1].changes, new(6, "a", 7), new(7, "b", 8)]
     sink = lake.sink(applier=applier)
     sink.begin(7, [USERS, named])
@@ -68,12 +68,12 @@ def test_a_generation_brings_its_key_along(tmp_path: Path) -> None:
     sink = lake.sink()
     apply(sink, 2, users(2, 7, 8))
     named = USERS._replace(schema_id=9, key=("name",))
-    told = change(USERS, 3, row(USERS, 3, 7, name="n"), 7)
-    changes = Changes((named,), [told._replace(schema_id=9, key=b'{"name":"n"}')])
-    aside = sink.at(2)
-    aside.open()
+    reported = change(USERS, 3, row(USERS, 3, 7, name="n"), 7)
+    changes = Changes((named,), [reported._replace(schema_id=9, key=b'{"name":"n"}')])
+    shadow = sink.at(2)
+    shadow.open()
     for seq in (3, 4):
-        each = aside if seq == 3 else lake.sink()
+        each = shadow if seq == 3 else lake.sink()
         each.begin(seq, [named])
         each.write(changes._replace(changes=[changes.changes[0]._replace(seq=seq)]))
         each.commit(applied(seq, generation=2))
@@ -87,12 +87,14 @@ def test_files_that_another_spark_has_rewritten_are_read(tmp_path: Path) -> None
     at = USERS.columns[1]._replace(name="at", type="timestamptz", type_id=1184)
     times = USERS._replace(key=("id", "at"), columns=(USERS.columns[0], at, *USERS.columns[2:]))
 
-    def told(seq: int, number: int, **more: Any) -> Change:  # noqa: ANN401
+    def reported(seq: int, number: int, **more: Any) -> Change:  # noqa: ANN401
         identity = {"id": number, "at": f"{2000 + 3 * number}-01-02T03:04:05.678901Z"}
-        whole = change(times, seq, row(times, seq, number, 0, **identity), number, 0, **more)
-        return whole._replace(key=json.dumps(identity, separators=(",", ":")).encode())
+        complete = change(times, seq, row(times, seq, number, 0, **identity), number, 0, **more)
+        return complete._replace(key=json.dumps(identity, separators=(",", ":")).encode())
 
-    apply(lake.sink(applier="vectors"), 99, Changes((times,), [told(n, n) for n in range(1, 99)]))
+    apply(
+        lake.sink(applier="vectors"), 99, Changes((times,), [reported(n, n) for n in range(1, 99)])
+    )
     table = lake.table()
     [old] = pa.table(table.get_add_actions())["path"].to_pylist()
     rows = pq.read_table(lake.path / "public.users" / old)
@@ -111,9 +113,9 @@ def test_files_that_another_spark_has_rewritten_are_read(tmp_path: Path) -> None
         files, table, [{"remove": removal}, {"add": add}], "OPTIMIZE", Commit("spark", None, {})
     )
     sink = lake.sink(applier="vectors")
-    gone = told(200, 98)._replace(row=None, op="d")
-    news = [told(n + 100, n, unchanged=("body",)) for n in (97, 2)]
-    apply(sink, 200, Changes((times,), [*news, gone]))
+    deleted = reported(200, 98)._replace(row=None, op="d")
+    newer = [reported(n + 100, n, unchanged=("body",)) for n in (97, 2)]
+    apply(sink, 200, Changes((times,), [*newer, deleted]))
     assert lake.ids() == {n: n + 100 * (n in {2, 97}) for n in range(1, 98)}
     assert b'"body":"long 97"' in next(
         each for at, _, each in sink.contents(times) if b":97," in at
@@ -136,8 +138,8 @@ def test_keys_are_looked_for_part_by_part(
     assert {at: json.loads(each) for at, each in found.items()} == {
         key(LINES, n, n): each for n, each in rows.items()
     }
-    news = [change(LINES, 40, row(LINES, 40, n, n), n, n, unchanged=("body",)) for n in (34, 12)]
-    apply(sink, 40, Changes((LINES,), [*news, change(LINES, 39, row(LINES, 39, 50, 50), 50, 50)]))
+    newer = [change(LINES, 40, row(LINES, 40, n, n), n, n, unchanged=("body",)) for n in (34, 12)]
+    apply(sink, 40, Changes((LINES,), [*newer, change(LINES, 39, row(LINES, 39, 50, 50), 50, 50)]))
     assert {
         n: json.loads(sink.rows(LINES, [key(LINES, n, n)])[key(LINES, n, n)])["body"]
         for n in (12, 34, 50)

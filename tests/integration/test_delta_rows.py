@@ -131,17 +131,17 @@ def test_a_row_of_the_log_is_what_direct_mode_makes_of_it(
     versions, _ = streamed(frames, Values())
     direct = Mirror(decoded, database, versions)
     with closing(direct.exporting):
-        whole = {name: direct.read(direct.table(name)) for name in tables}
+        complete = {name: direct.read(direct.table(name)) for name in tables}
     for values in OPTIONS + TIMES:
         _, rows = streamed(frames, values)
         timed = [name for name, kind in tables.items() if "time" in kind or "date" in kind]
         for name in timed if values in TIMES else tables:
             kind = tables[name]
-            told = whole[name]
+            reported = complete[name]
             version = version_of(direct.versions[name], values)
             found = read(version, rows[name], ColumnReader(version))
-            assert found.schema.equals(told.schema), (kind, values)
-            assert repr(plain(found)) == repr(plain(told)), (kind, values)
+            assert found.schema.equals(reported.schema), (kind, values)
+            assert repr(plain(found)) == repr(plain(reported)), (kind, values)
             again = [row for _, row in as_json(found, version)]
             assert repr(plain(read(version, again, ColumnReader(version)))) == repr(plain(found)), (
                 kind,

@@ -77,9 +77,9 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     monkeypatch.undo()
     assert (lake.ids(), lake.ids("lines")) == ({1: 1, 2: 1}, {1: 2})
     next_ = DeltaSink(Settings("shop", "mirror", "shop", str(lake.path), applier=applier))
-    standing = next_.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.reached) == (2, 4)
+    opened = next_.open()
+    assert opened is not None
+    assert (opened.applied.seq, opened.reached) == (2, 4)
     # A longer cut gets the rows as they were before the torn one.
     assert b'"n1"' in next_.rows(USERS, [key(USERS, 1)])[key(USERS, 1)]
     assert apply(next_, 5, users(3, 1), lines(4, 1), users(5, 2)) == 1
@@ -114,9 +114,9 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
     """A mirror that is not rebuilt may be ahead of the frontier, or get ahead during the switch."""
     follower = lake.sink()
     apply(follower, 2, users(1, 1), lines(2, 1))
-    aside = follower.at(2, frozenset({"public.users"}))
-    aside.open()
-    apply(aside, 2, users(1, 1))
+    shadow = follower.at(2, frozenset({"public.users"}))
+    shadow.open()
+    apply(shadow, 2, users(1, 1))
     moved = delta_generations._moved
     follower.begin(4, [LINES])
     follower.write(lines(4, 1, 2))
@@ -137,12 +137,12 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
         in_the_midst()
     follower.switch(2)
     assert (lake.ids(), lake.ids("lines")) == ({1: 1}, {1: 2})
-    standing = follower.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.reached) == (2, 4)
+    opened = follower.open()
+    assert opened is not None
+    assert (opened.applied.seq, opened.reached) == (2, 4)
     apply(follower, 4, users(3, 1), lines(4, 1, 2))
     assert (lake.ids(), lake.ids("lines")) == ({1: 3}, {1: 4, 2: 4})
-    aside.close()
+    shadow.close()
 
 
 def _die(*_: object) -> None:
@@ -271,9 +271,9 @@ def test_mirrors_that_direct_mode_wrote_are_adopted(lake: Lake) -> None:
 
     def written(frontier: str | None, pipeline: str = "shop") -> None:
         facts = {"pipeline": pipeline, "generation": 1, "frontier": frontier}
-        said = CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
+        output = CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
         path = lake.path / "public.users"
-        write_deltalake(path, rows, mode="overwrite", commit_properties=said)
+        write_deltalake(path, rows, mode="overwrite", commit_properties=output)
 
     is_direct: Callable[[str, str], bool] = lambda _, table: table == "users"  # noqa: E731
     with pytest.raises(ConfigError, match="directly into Delta"):
@@ -289,8 +289,8 @@ def test_mirrors_that_direct_mode_wrote_are_adopted(lake: Lake) -> None:
     apply(sink, 12, lines(12, 1))
     assert lake.ids() == {1: 10, 2: 11}
     kept = row(USERS, 13, 2, amount=None)
-    told = change(USERS, 13, kept, 2, unchanged=("body",))
-    apply(sink, 13, Changes((USERS,), [told]))
+    reported = change(USERS, 13, kept, 2, unchanged=("body",))
+    apply(sink, 13, Changes((USERS,), [reported]))
     assert lake.ids() == {1: 10, 2: 13}
     found = {at: json.loads(text) for at, _, text in sink.contents(USERS)}
     assert found[key(USERS, 1)]["amount"] == "NaN"
@@ -328,9 +328,9 @@ def test_a_column_whose_name_only_changes_its_case_is_the_same_one(
     spelled = USERS._replace(schema_id=9, columns=tuple(columns))
 
     def new(seq: int, number: int, **more: Any) -> Change:  # noqa: ANN401
-        told = row(USERS, seq, number)
-        told["Name"] = told.pop("name")
-        return change(spelled, seq, told, number, **more)
+        reported = row(USERS, seq, number)
+        reported["Name"] = reported.pop("name")
+        return change(spelled, seq, reported, number, **more)
 
     sink = lake.sink(applier=applier)
     apply(sink, 3, users(1, 1, 2, 3))
@@ -354,22 +354,22 @@ def test_a_fixed_mask_keeps_the_type_that_its_rows_showed(lake: Lake) -> None:
         )
         return version._replace(columns=tuple(columns))
 
-    def told(version: Version, seq: int, *number: int, **more: Any) -> Change:  # noqa: ANN401
+    def reported(version: Version, seq: int, *number: int, **more: Any) -> Change:  # noqa: ANN401
         return change(version, seq, row(version, seq, *number, amount=0), *number, **more)
 
     sink, table, clicks = lake.sink(), masked(USERS), masked(CLICKS)
-    apply(sink, 2, Changes((table,), [told(table, 1, 1), told(table, 2, 2)]))
+    apply(sink, 2, Changes((table,), [reported(table, 1, 1), reported(table, 2, 2)]))
     before = lake.table().version()
     apply(sink, 3, Changes((table,), [change(table, 3, None, 1)]))
-    apply(sink, 4, Changes((table,), [told(table, 4, 2)]))
+    apply(sink, 4, Changes((table,), [reported(table, 4, 2)]))
     assert lake.table().version() == before + 2
     found = read_as_of_arrow(str(lake.path), ["public.users"]).tables["public.users"]
     assert (str(found["amount"].type), found["amount"].to_pylist()) == ("int64", [0])
     # Without a key, a delete's old row finds the stored one; an insert next to it has none.
-    apply(sink, 5, Changes((clicks,), [told(clicks, 5)]))
+    apply(sink, 5, Changes((clicks,), [reported(clicks, 5)]))
     old = row(clicks, 5, amount=0)
-    news = [told(clicks, 6), change(clicks, 7, None, before=old)]
-    apply(sink, 7, Changes((clicks,), news))
+    newer = [reported(clicks, 6), change(clicks, 7, None, before=old)]
+    apply(sink, 7, Changes((clicks,), newer))
     assert lake.ids("clicks") == {6: 6}
 
 

@@ -65,9 +65,9 @@ def test_names_that_parquet_refuses_are_mapped(spark: SparkSession, tmp_path: Pa
     sink.open()
 
     def cut(seq: int, at: int, **values: object) -> None:
-        told = msgspec.json.encode({"id": at, **values})
+        reported = msgspec.json.encode({"id": at, **values})
         version_ = wider if "b b" in values else version
-        new = Change(key(USERS, at), seq, told, version_.schema_id, 1, seq)
+        new = Change(key(USERS, at), seq, reported, version_.schema_id, 1, seq)
         apply(sink, seq, Changes((version_,), [new]))
 
     cut(1, 1, **{"a name, {odd}": "x"})

@@ -57,8 +57,8 @@ class Mirror:
 
     def table(self, name: str, pages_per_range: int = 1) -> CopiedTable:
         """Return the table as a plan has it, divided into ranges."""
-        told, version = self.tables[name], self.versions[name]
-        planned = _planned(told, version, pages_per_range)
+        reported, version = self.tables[name], self.versions[name]
+        planned = _planned(reported, version, pages_per_range)
         ranges = tuple(planned.ranges(0))
         return CopiedTable(version, {0: planned}, ranges, self.snapshot, 2, 0x16E9058, TAKEN_AT)
 
@@ -76,16 +76,16 @@ class Mirror:
         return pa.Table.from_batches(batches, to_arrow_schema(schema, timezone="UTC"))
 
 
-def _planned(told: DescribedTable, version: SchemaRecord, pages_per_range: int) -> PlannedTable:
-    [heap] = told.heaps
-    names = tuple(column.name for column in told.columns)
+def _planned(reported: DescribedTable, version: SchemaRecord, pages_per_range: int) -> PlannedTable:
+    [heap] = reported.heaps
+    names = tuple(column.name for column in reported.columns)
     return PlannedTable(
         schema_id=version.schema_id,
         partitions=1,
-        relation_id=told.oid,
+        relation_id=reported.oid,
         relation=heap.quoted,
         filenode=heap.filenode,
-        outputs=told.outputs,
+        outputs=reported.outputs,
         columns=names,
         attnums=tuple(heap.attnums[name] for name in names),
         kind="direct",

@@ -100,13 +100,13 @@ def test_a_frontier_is_kept_by_its_write_time_and_then_reported_as_missing(aged:
     """The source's time does not count: a follower catching up with an old log writes now."""
     sink = aged.sink(vacuum_hours=KEPT_HOURS)
 
-    def stand(seq: int) -> Applied:
+    def applied_at(seq: int) -> Applied:
         return applied(seq)._replace(committed_at_us=seq)  # half a century ago
 
     def cut(seq: int) -> None:
         sink.begin(seq, [USERS])
         sink.write(users(seq, seq))
-        sink.commit(stand(seq))
+        sink.commit(applied_at(seq))
 
     documents = MirrorCuts(_config(aged.path), "cache", lambda _: {})
     for seq in range(1, 6):
@@ -114,7 +114,7 @@ def test_a_frontier_is_kept_by_its_write_time_and_then_reported_as_missing(aged:
     sink._tidy()
     for seq in range(1, 6):
         assert aged.ids(seq) == set(range(1, seq + 1))
-        assert (documents.cut(StoreState(stand(seq), seq)) is None) == (seq == 5)
+        assert (documents.cut(StoreState(applied_at(seq), seq)) is None) == (seq == 5)
     aged.older(KEPT_HOURS + 1)
     for seq in range(6, 8):
         cut(seq)
@@ -123,8 +123,8 @@ def test_a_frontier_is_kept_by_its_write_time_and_then_reported_as_missing(aged:
     with pytest.raises(ConfigError, match="no frontier so old"):
         aged.ids(4)
     with pytest.raises(GapError, match="no longer has"):
-        documents.cut(StoreState(stand(4), 4))
-    assert documents.cut(StoreState(stand(5), 5)) is not None
+        documents.cut(StoreState(applied_at(4), 4))
+    assert documents.cut(StoreState(applied_at(5), 5)) is not None
     # The newest frontier is the current state, and kept at any age.
     aged.older(100)
     sink._tidy()
@@ -136,9 +136,9 @@ def test_an_old_generation_stays_complete_until_it_is_dropped(aged: Aged) -> Non
     sink = aged.sink(vacuum_hours=KEPT_HOURS)
     for seq in range(1, 4):
         apply(sink, seq, users(seq, seq))
-    aside = sink.at(2)
-    aside.open()
-    apply(aside, 3, users(3, 1, 2, 3, 9))
+    shadow = sink.at(2)
+    shadow.open()
+    apply(shadow, 3, users(3, 1, 2, 3, 9))
     sink.switch(2)
     sink.open()
     for seq in range(4, 8):
@@ -155,7 +155,7 @@ def test_an_old_generation_stays_complete_until_it_is_dropped(aged: Aged) -> Non
     sink.drop(1)
     sink._tidy()
     assert aged.ids(7) == {1, 2, 3, 4, 5, 6, 7, 9}
-    for each in (aside, old, sink):
+    for each in (shadow, old, sink):
         each.close()
 
 

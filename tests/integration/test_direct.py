@@ -176,7 +176,7 @@ def test_readers_see_each_transaction_complete_and_in_order_and_its_ends_are_kno
             [(ground.other, 0), *((ground.topic, n) for n in range(_PARTITIONS))], 2 * number + 1
         )
         writer.commit()
-        assert not writer.begun
+        assert not writer.started
     assert ground.seen() == [f"text {number}" for number in range(50)]
 
 
@@ -416,7 +416,7 @@ def test_logins_and_certificates_are_librdkafkas(
     if mechanism != "PLAIN":
         guarded_broker.know(getattr(ScramMechanism, mechanism.replace("-", "_")))
     sealed = protocol == "sasl_ssl"
-    door = guarded_broker.sealed if sealed else guarded_broker.locked
+    listener = guarded_broker.sealed if sealed else guarded_broker.locked
     settings: Settings = {
         "security.protocol": protocol,
         "sasl.mechanism": mechanism,
@@ -425,11 +425,11 @@ def test_logins_and_certificates_are_librdkafkas(
     }
     if sealed:
         settings["ssl.ca.location"] = str(guarded_broker.authority)
-    writer = _opened(lambda: guarded.open(door, settings))
+    writer = _opened(lambda: guarded.open(listener, settings))
     guarded.write(writer, "let in")
     settings["sasl.password"] = "wrong"
     with pytest.raises(PermissionDeniedError):
-        guarded.open(door, settings)
+        guarded.open(listener, settings)
     assert guarded.seen() == ["let in"]
 
 
@@ -523,7 +523,7 @@ def test_another_broker_takes_over_in_the_middle_of_a_transaction(
         _WAYS[way](cluster, node)
         writer.commit()
         ground.write(writer, "after")
-        cluster.mend()
+        cluster.repair()
         ground.write(writer, "mended")
         assert ground.seen() == ["before", "flushed", "after", "mended"]
         ground.close()

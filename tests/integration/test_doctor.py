@@ -69,7 +69,7 @@ def test_a_source_in_order_is_reported_so_before_and_after_setup(
     assert "next: cdc run" in capsys.readouterr().err
 
 
-def mend(database: Database, found: dict[str, Finding], *checks: str) -> None:
+def fix(database: Database, found: dict[str, Finding], *checks: str) -> None:
     for check in checks:
         for fix in found[check].fix.split(";"):
             if statement := re.sub(r"--.*", "", fix).strip():
@@ -94,10 +94,10 @@ def test_the_sql_that_it_prints_mends_what_it_finds(
     checks = {"replication", "create", "select", "replica_identity"}
     found = findings(path, **env)
     assert checks <= bad(found)
-    mend(database, found, "unlogged")
+    fix(database, found, "unlogged")
     found = findings(path, **env)
     assert "unlogged" not in found
-    mend(database, found, *checks)
+    fix(database, found, *checks)
     assert not checks & bad(findings(path, **env))
 
 

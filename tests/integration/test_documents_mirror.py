@@ -23,13 +23,13 @@ from cdc.errors import GapError, OvertakenError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.documents.following import DocumentsFollowing, apply
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from lockstep.sinks.memory import STORES, MemorySink
 from lockstep.sinks.redis import sink as redis_sink
 from tests.fixtures.servers import KafkaServer
 from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected
@@ -86,7 +86,7 @@ class Shop:
 
     def cut(self, changes: Mapping[str, Mapping[tuple[Any, ...], dict[str, Any] | None]]) -> None:
         """Advance the mirror to the next frontier."""
-        told = []
+        reported = []
         for name, rows in changes.items():
             version, made = self.versions[name], []
             for key, row in rows.items():
@@ -107,9 +107,9 @@ class Shop:
                         op="d" if row is None else "u",
                     )
                 )
-            told.append(Changes((version,), made))
-        self.mirror.begin(self.seq, [each.version for each in told])
-        for each in told:
+            reported.append(Changes((version,), made))
+        self.mirror.begin(self.seq, [each.version for each in reported])
+        for each in reported:
             self.mirror.write(each)
         self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 1, {}))
 
@@ -138,10 +138,10 @@ class Shop:
         """Fail unless the documents are those of the rows."""
         self._open()
         with closing(self.sink):
-            standing = self.sink.open()
-            assert standing is not None
-            assert (standing.applied.seq, standing.reached) == (self.seq, self.seq)
-            for kind in self.follower.kinds(standing.applied):
+            state = self.sink.open()
+            assert state is not None
+            assert (state.applied.seq, state.reached) == (self.seq, self.seq)
+            for kind in self.follower.kinds(state.applied):
                 stored = self.sink.contents(kind.version)
                 found = {key.decode(): json.loads(row) for key, _, row in stored}
                 assert found == json.loads(json.dumps(expected(kind.root.name, self.world)))
@@ -191,8 +191,8 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
         for _ in range(chosen.randint(1, 8)):
             name = chosen.choice(sorted(VERSIONS))
             key, row = _row(chosen, name)
-            gone = chosen.random() < 0.3 and key in shop.world[name]
-            changes.setdefault(name, {})[key] = None if gone else row
+            deleted = chosen.random() < 0.3 and key in shop.world[name]
+            changes.setdefault(name, {})[key] = None if deleted else row
         shop.cut(changes)
         if chosen.random() < 0.7:
             assert shop.follow()
@@ -213,8 +213,8 @@ def test_documents_of_a_torn_cut_are_deleted_with_their_rows(shop: Shop) -> None
                 key, row = _row(chosen, name)
                 changes.setdefault(name, {})[key] = row
             for name, rows in shop.world.items():
-                gone = [key for key in rows if chosen.random() < 0.6]
-                changes.setdefault(name, {}).update(dict.fromkeys(gone))
+                deleted = [key for key in rows if chosen.random() < 0.6]
+                changes.setdefault(name, {}).update(dict.fromkeys(deleted))
             shop.cut(changes)
             if step % 3 != 2:
                 shop.tear(chosen)

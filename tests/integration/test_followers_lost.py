@@ -1,4 +1,4 @@
-"""Stores that lost a part after retention deleted the log's beginning: nothing is emptied."""
+"""Stores that lost a part: it is built again alongside what is left, which is not emptied."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from opensearchpy import OpenSearch
 
-from cdc.errors import Exit
 from cdc.log.follower_reports import read
-from lockstep.jobs.generations.builders import LogBuilder
-from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed
 from tests.integration.test_following import TABLES, in_delta, in_redis, table
@@ -68,14 +65,11 @@ class Stores:
         for future in admin.delete_records(cut).values():
             future.result(120)
 
-    def rebuild(self, name: str) -> None:
-        told: list[str] = []
-        config, spark = self.pipeline.config, self.followed.spark
-        builder = LogBuilder(config, self.pipeline.config_file, name, lambda: spark, told.append)
-        reported = read(config)[name].generation
-        sink = self.followed.sink(name)
-        outcome = Rebuild(sink, builder, told.append, reported=reported).run()
-        assert outcome.generation == 2, told
+    def identities(self) -> dict[str, object]:
+        """Return what shows that a table of users was not built again, by store."""
+        (index,) = self.search.indices.get_alias(name=f"{self.prefix}-public.users")
+        files = sorted(str(each) for each in Path(self.lake, "public.users").glob("*.parquet"))
+        return {"search": index, "mirror": files}
 
     # -- injuries ----------------------------------------------------------------------------------
 
@@ -123,13 +117,13 @@ def stores(
         search.indices.delete(index=f"{made.config.prefix}-*", ignore_unavailable=True)
 
 
-@pytest.mark.long("two minutes of Spark; the contract has lost stores")
+@pytest.mark.long("two minutes of Spark; the contract has lost stores", sample=["part_of_each"])
 @pytest.mark.slow
 @pytest.mark.parametrize("injure", [Stores.part_of_each, Stores.record_of_each])
-def test_a_store_that_lost_a_part_keeps_the_rest_if_the_log_is_too_short(
+def test_a_store_that_lost_a_part_keeps_the_rest_until_all_of_it_is_there_again(
     stores: Stores, injure: Callable[[Stores], None]
 ) -> None:
-    """It halts and names the table at each start; its hint works."""
+    """The log is too short, and without a daemon nothing can read the rows: the follower waits."""
     before = stores.users()
     assert before == stores.wanted()
     stores.retention()
@@ -137,27 +131,48 @@ def test_a_store_that_lost_a_part_keeps_the_rest_if_the_log_is_too_short(
     stores.pipeline.database.execute(
         "DELETE FROM users WHERE id <= 10", "UPDATE users SET name = 'later' WHERE id > 50"
     )
-    until = stores.followed.lsn()
-    for name in ("cache", "search", "mirror", "cache"):
-        run = stores.followed.run(name, until)
-        assert run.run() is Exit.CONFIG, run.error
-        assert run.error is not None
-        assert "public.lines starts at offset 3 of " in run.error.what
-        assert f"cdc rebuild {name}" in run.error.hint
-        told = read(stores.pipeline.config)[name]
-        assert (told.state, told.what, told.lsn) == ("halted", run.error.what, 0)
-        assert told.had_lsn
-    found = stores.users()
-    if not (stores.lake / "_frontiers").exists():
-        del before["mirror"], found["mirror"]  # its tables exist, but without a frontier
-        assert (stores.lake / "public.users").exists()
-    assert found == before
-    for name in before.keys() | {"mirror"}:
-        stores.rebuild(name)
+    stores.followed.lsn()
+    stores.pipeline.daemon.term()
+    with stores.followed.following("cache", "search", "mirror") as runs:
+        for run in runs.values():
+            wait_until(lambda run=run: run.progress.errors > 1, "it does not wait", LONG)  # type: ignore[misc]
+            assert run.error is not None
+            assert "does not have all rows" in run.error.what
+            assert "start `cdc run`" in run.error.hint
+            reported = read(stores.pipeline.config)[run.name]
+            assert (reported.lsn, bool(reported.had_lsn)) == (0, True)
+        found = stores.users()
+        if not (stores.lake / "_frontiers").exists():
+            del before["mirror"], found["mirror"]  # its tables exist, but without a frontier
+            assert (stores.lake / "public.users").exists()
+        assert found == before
+        stores.pipeline.start().wait_ready()
+        stores.followed.reach(*runs.values())
+        assert stores.users() == stores.wanted()
+        assert all(run.applied and run.applied.generation == 2 for run in runs.values())
+        stores.pipeline.database.execute("UPDATE users SET name = 'last' WHERE id = 20")
+        stores.followed.reach(*runs.values())
     assert stores.users() == stores.wanted()
-    stores.pipeline.database.execute("UPDATE users SET name = 'last' WHERE id = 20")
-    stores.followed.follow("cache", "search", "mirror")
-    assert stores.users() == stores.wanted()
+
+
+@pytest.mark.long("Spark once more")
+@pytest.mark.slow
+def test_only_the_table_that_was_lost_is_built_again(stores: Stores) -> None:
+    before = stores.identities()
+    stores.part_of_each()
+    stores.pipeline.database.execute("UPDATE lines SET name = 'x'")
+    stores.followed.follow("search", "mirror")
+    assert stores.identities() == before
+    assert stores.users()["search"] == stores.wanted()["search"]
+    config = stores.pipeline.config
+    for name in ("search", "mirror"):
+        assert read(config)[name].generation == 2
+        assert list(stores.followed.sink(name).generations()) == [2]
+    found = stores.search.search(index=f"{stores.prefix}-public.lines", size=1_000)["hits"]["hits"]
+    assert {each["_source"]["id"] for each in found} == set(range(1, 61))
+    assert {each["_source"]["name"] for each in found} == {"x"}
+    mirror = in_delta(str(stores.lake), "public.lines", ("id", "name"))
+    assert mirror == sorted(f"{number}|x" for number in range(1, 61)) or len(mirror) == 60
 
 
 @pytest.mark.long("Spark once more")

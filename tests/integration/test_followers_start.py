@@ -63,21 +63,21 @@ def test_a_source_whose_worker_does_not_start_is_never_reported_as_working(
     )
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(script))
     made.database.execute("UPDATE users SET name = 'later'")
-    said: set[str] = set()
+    output: set[str] = set()
     with everyone.following("mirror") as runs:
         run = runs["mirror"]
 
         def failed_twice() -> bool:
-            said.add(run.state)
+            output.add(run.state)
             return run.progress.errors >= 2
 
         wait_until(failed_twice, "the worker starts", LONG)
-        told = read(made.config)["mirror"]
-        assert said <= {"starting", "waiting"}, said
-        assert told.state == "waiting"
-        assert "ten seconds" in told.what
-        assert (told.lsn, told.errors > 0) == (before.lsn, True)
-        assert told.failing_since_us
+        reported = read(made.config)["mirror"]
+        assert output <= {"starting", "waiting"}, output
+        assert reported.state == "waiting"
+        assert "ten seconds" in reported.what
+        assert (reported.lsn, reported.errors > 0) == (before.lsn, True)
+        assert reported.failing_since_us
         slow.unlink()
         everyone.reach(run)
         wait_until(lambda: run.state == "following", "it does not follow", LONG)
@@ -140,11 +140,11 @@ def test_a_signal_ends_the_job_at_once_while_spark_starts(
     try:
         wait_until(lambda: began.exists() or job.poll() is not None, "no Java", LONG)
         job.send_signal(number)
-        _, said = job.communicate(timeout=120)
+        _, output = job.communicate(timeout=120)
     finally:
         job.kill()
-    assert job.returncode == 0, said
-    assert "opening the stores of mirror" in said
+    assert job.returncode == 0, output
+    assert "opening the stores of mirror" in output
 
 
 @pytest.mark.slow
@@ -160,10 +160,10 @@ def test_ctrl_c_ends_a_job_that_follows(pipeline: NewPipeline, tmp_path: Path) -
     )
     assert job.stderr is not None
     try:
-        said: list[str] = []
-        while not said or "opening the stores" not in said[-1]:
-            said.append(job.stderr.readline())
-            assert said[-1], "it ended by itself"
+        output: list[str] = []
+        while not output or "opening the stores" not in output[-1]:
+            output.append(job.stderr.readline())
+            assert output[-1], "it ended by itself"
         job.send_signal(signal.SIGINT)
         _, rest = job.communicate(timeout=LONG)
     finally:

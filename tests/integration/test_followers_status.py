@@ -53,15 +53,15 @@ def status(line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]) -> tuple
 def test_status_shows_what_a_follower_lacks_and_since_when(
     line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = status(line, capsys)
+    code, reported = status(line, capsys)
     assert code == Exit.FAILED
-    assert [each["state"] for each in told["followers"]] == ["new"]
-    assert told["problems"][0]["what"] == "cache has never run"
+    assert [each["state"] for each in reported["followers"]] == ["new"]
+    assert reported["problems"][0]["what"] == "cache has never run"
     frontier = line.frontiers()[-1]
     follower.report(lsn=LSN(frontier.lsn - 100), seq=0, place=0, state="catching_up")
-    code, told = status(line, capsys)
-    assert (code, told["problems"]) == (Exit.OK, [])
-    (cache,) = told["followers"]
+    code, reported = status(line, capsys)
+    assert (code, reported["problems"]) == (Exit.OK, [])
+    (cache,) = reported["followers"]
     assert cache["state"] == "catching_up"
     assert cache["lag_bytes"] >= 100
     assert cache["lag_seconds"] > 0
@@ -72,12 +72,12 @@ def test_status_shows_what_a_follower_lacks_and_since_when(
     follower.report(
         lsn=frontier.lsn, place=place + 1_000, canary_at_us=now_us, what="redis is slow"
     )
-    code, told = status(line, capsys)
-    assert (code, told["problems"]) == (Exit.OK, [])
-    (cache,) = told["followers"]
+    code, reported = status(line, capsys)
+    assert (code, reported["problems"]) == (Exit.OK, [])
+    (cache,) = reported["followers"]
     assert cache["lag_seconds"] == 0
     assert 0 <= cache["canary_age_seconds"] < 600
-    assert any("cache is following: redis is slow" in each for each in told["warnings"])
+    assert any("cache is following: redis is slow" in each for each in reported["warnings"])
     run(["status", "-c", str(line.config_file)])
     out = capsys.readouterr().out
     assert f"following; holds all up to {frontier.lsn}, seq 0; lags by" in out
@@ -110,12 +110,12 @@ def test_a_job_that_stalls_at_its_first_batch_is_not_ok(
                 for each in status(line, capsys)[1]["problems"]
                 if "cache has applied nothing for" in each["what"]
             ],
-            "it is not told",
+            "it is not reported",
         )
         assert run(["status", "-c", str(line.config_file)]) == Exit.FAILED
         assert "all is well" not in capsys.readouterr().out
-        told = {each.what: each for each in examine(line.config) if each.check == "follower"}
-        assert [each.severity for each in told.values()] == [Severity.ERROR]
+        reported = {each.what: each for each in examine(line.config) if each.check == "follower"}
+        assert [each.severity for each in reported.values()] == [Severity.ERROR]
     finally:
         job.stop()
         thread.join()
@@ -126,19 +126,19 @@ def test_status_shows_which_follower_has_halted_or_does_not_run(
 ) -> None:
     far = end_of_frontiers(line) + 1_000
     follower.report(state="halted", place=far, what="a gap in t", hint="cdc rebuild cache")
-    code, told = status(line, capsys)
+    code, reported = status(line, capsys)
     assert code == Exit.CONFIG
-    assert told["problems"] == [
+    assert reported["problems"] == [
         {"what": "cache has halted: a gap in t", "hint": "cdc rebuild cache", "exit_code": 78}
     ]
     follower.report(state="stopped", place=far)
-    code, told = status(line, capsys)
-    assert (code, told["followers"][0]["state"]) == (Exit.FAILED, "stopped")
+    code, reported = status(line, capsys)
+    assert (code, reported["followers"][0]["state"]) == (Exit.FAILED, "stopped")
     old_us = time.time_ns() // 1_000 - int(SILENT_SECONDS + 9) * 1_000_000
     follower.report(place=far, at_us=old_us)
-    code, told = status(line, capsys)
-    assert (code, told["followers"][0]["state"]) == (Exit.FAILED, "not_running")
-    assert told["problems"][0]["hint"] == "cdc follow --followers cache"
+    code, reported = status(line, capsys)
+    assert (code, reported["followers"][0]["state"]) == (Exit.FAILED, "not_running")
+    assert reported["problems"][0]["hint"] == "cdc follow --followers cache"
     # Retention deletes what the follower has not applied.
     place = names.frontier_topic(line.config.prefix), 0
     client = topics.admin(line.config)
@@ -148,9 +148,9 @@ def test_status_shows_which_follower_has_halted_or_does_not_run(
     line.database.execute("INSERT INTO t VALUES (2)")
     wait_until(line.frontiers, "no frontier comes")
     follower.report(place=0)
-    code, told = status(line, capsys)
+    code, reported = status(line, capsys)
     assert code == Exit.CONFIG
-    assert told["problems"][0]["what"] == "the log no longer holds what cache has not applied"
+    assert reported["problems"][0]["what"] == "the log no longer holds what cache has not applied"
 
 
 def test_the_daemon_shows_its_followers_and_stays_ready(
@@ -162,8 +162,8 @@ def test_the_daemon_shows_its_followers_and_stays_ready(
     now_us = time.time_ns() // 1_000
     follower.report(seq=7, place=0, events=5, errors=2, canary_at_us=now_us, state="waiting")
     wait_until(lambda: daemon.metric("lockstep_follower_seq") == 7, "the report is not shown")
-    told = daemon.health()
-    assert (told["status"], told["followers"][0]["state"]) == (200, "waiting")
+    reported = daemon.health()
+    assert (reported["status"], reported["followers"][0]["state"]) == (200, "waiting")
     text = daemon.get("/metrics")[1].decode()
     assert 'lockstep_follower_state{follower="cache",state="waiting"} 1.0' in text
     assert 'lockstep_follower_state{follower="cache",state="following"} 0.0' in text

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import read
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import following, large, stores
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.running import Run
@@ -25,7 +26,6 @@ from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.spark import cut_source
 from lockstep.sinks.contract import Sink
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed
@@ -50,7 +50,7 @@ def running(
 ) -> AbstractContextManager[dict[str, Run]]:
     """Run followers of these names in the session until the block ends."""
     config, file = pipeline.config, pipeline.config_file
-    return followed.beside(
+    return followed.alongside(
         {
             name: Run(config, name, "redis", Following(spark, config, file, name, sink))
             for name, sink in sinks.items()
@@ -193,17 +193,17 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
         )
         # The store lost its data: the follower is rebuilt from the log's beginning.
         STORES[config.prefix].lost = True
-        execute("UPDATE users SET name = 'anew' WHERE id = 1")
-        wait_until(lambda: runs["memory"].applied.generation == 2, "not built anew", LONG)  # type: ignore[union-attr]
-        compare_anew = STORES[config.prefix]
+        execute("UPDATE users SET name = 'again' WHERE id = 1")
+        wait_until(lambda: runs["memory"].applied.generation == 2, "not rebuilt", LONG)  # type: ignore[union-attr]
+        compare_again = STORES[config.prefix]
         reach(made, *everyone)
-        assert compare_anew.rows("public.users").keys() == table(made, "users", "id").keys()
+        assert compare_again.rows("public.users").keys() == table(made, "users", "id").keys()
         assert runs["cache"].applied.generation == 1  # type: ignore[union-attr]
-    told = read(config)
-    assert {name: each.state for name, each in told.items()} == dict.fromkeys(runs, "stopped")
-    assert told["memory"].generation == 2
-    assert told["cache"].seq == told["memory"].seq
-    assert told["cache"].canary_at_us
+    reported = read(config)
+    assert {name: each.state for name, each in reported.items()} == dict.fromkeys(runs, "stopped")
+    assert reported["memory"].generation == 2
+    assert reported["cache"].seq == reported["memory"].seq
+    assert reported["cache"].canary_at_us
 
 
 @pytest.mark.slow
@@ -264,8 +264,8 @@ def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: N
     assert "cdc rebuild users" in error.hint
     assert STORES[f"{config.prefix}-users"].rows("public.users") == {}
     assert len(STORES[f"{config.prefix}-lines"].rows("public.lines")) == 50
-    told = read(config)["users"]
-    assert (told.state, told.what, told.seq) == ("halted", error.what, 0)
+    reported = read(config)["users"]
+    assert (reported.state, reported.what, reported.seq) == ("halted", error.what, 0)
 
 
 @pytest.mark.long("test_delta_keys refuses another key")
@@ -276,7 +276,7 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
     """Following the hint works; the other tables continue where they were."""
     made = pipeline(*TABLES[:2], followers={"mirror": {"delta": {"path": str(tmp_path)}}})
     made.start().wait_ready()
-    everyone, told = Followed(made, spark), list[str]()
+    everyone, reported = Followed(made, spark), list[str]()
     made.database.execute(
         "INSERT INTO users SELECT g, 'n' || g FROM generate_series(1, 20) g",
         "INSERT INTO lines SELECT 1, g FROM generate_series(1, 9) g",
@@ -293,8 +293,8 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
     assert halted.run() == Exit.CONFIG
     assert "public.users has another key now (name)" in str(halted.error)
     assert "`cdc rebuild mirror --table public.users`" in cast("ConfigError", halted.error).hint
-    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, told.append)
-    Rebuild(everyone.sink("mirror"), builder, told.append).run(frozenset({"public.users"}))
+    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, reported.append)
+    Rebuild(everyone.sink("mirror"), builder, reported.append).run(frozenset({"public.users"}))
     made.database.execute("UPDATE users SET id = 0 WHERE name = 'n11'")
     everyone.follow("mirror")
     for name, columns in (("users", ("id", "name", "body")), ("lines", ("no", "id", "name"))):
@@ -314,7 +314,7 @@ def test_a_table_that_was_not_followed_all_the_time_is_noticed(
 
     made = pipeline(*TABLES[:2], followers=followers(*first))
     made.start().wait_ready()
-    everyone, told = Followed(made, spark), list[str]()
+    everyone, reported = Followed(made, spark), list[str]()
     made.database.execute("INSERT INTO users VALUES (1)", "INSERT INTO lines VALUES (1, 1)")
     everyone.follow("mirror")
     made.config_file = made.write("users.yaml", followers=followers("public.users"))
@@ -325,8 +325,8 @@ def test_a_table_that_was_not_followed_all_the_time_is_noticed(
     assert halted.run() == Exit.CONFIG
     assert "public.lines has changes" in str(halted.error)
     assert "`cdc rebuild mirror`" in cast("ConfigError", halted.error).hint
-    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, told.append)
-    Rebuild(everyone.sink("mirror"), builder, told.append).run(None)
+    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, reported.append)
+    Rebuild(everyone.sink("mirror"), builder, reported.append).run(None)
     made.database.execute("INSERT INTO lines VALUES (3, 3)")
     everyone.follow("mirror")
     rows = sorted(map(str, table(made, "lines").values()))

@@ -17,7 +17,7 @@ from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import Followed, beside, reach
+from tests.fixtures.followed import Followed, alongside, reach
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v int)"
 
@@ -68,7 +68,7 @@ def test_small_cuts_are_applied_before_spark_has_started_and_after(
                 connection.execute("INSERT INTO t VALUES (%s, 0)", [number])
 
     writer = threading.Thread(target=write)
-    with beside({"cache": run}):
+    with alongside({"cache": run}):
         line.database.execute("INSERT INTO t SELECT -g, g FROM generate_series(1, 100) g")
         reach(followed.lsn(), [run])
         assert count(redis_client, line) == 100
@@ -100,7 +100,7 @@ def test_a_large_cut_waits_for_spark(
     monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
     followed, starting = Followed(line, spark), Starting()
     run = run_of(line, starting)
-    with beside({"cache": run}):
+    with alongside({"cache": run}):
         line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
         lsn = followed.lsn()
         wait_until(starting.wanted.is_set, "Spark is not wanted")
@@ -122,7 +122,7 @@ def test_a_spark_that_cannot_start_halts_its_followers(line: PipelineUnderTest) 
 
 def test_a_stop_does_not_wait_for_spark(line: PipelineUnderTest) -> None:
     run = run_of(line, Starting())
-    with beside({"cache": run}):
+    with alongside({"cache": run}):
         wait_until(lambda: run.state == "following", "it does not follow")
     assert (run.state, run.exit) == ("stopped", Exit.OK)
 

@@ -53,12 +53,12 @@ def test_a_command_says_what_it_waits_for_and_which_broker_does_not_answer(
     )
     code, lines = command(path, *words)
     assert code == Exit.UNAVAILABLE
-    said = [line for _, line in lines]
-    assert f"waiting for Kafka at {mute} …" in said
-    assert any(f"no Kafka broker answers at {mute}" in line for line in said)
+    output = [line for _, line in lines]
+    assert f"waiting for Kafka at {mute} …" in output
+    assert any(f"no Kafka broker answers at {mute}" in line for line in output)
     waited = next(at for at, line in lines if line.startswith("waiting"))
-    told = next(at for at, line in lines if "no Kafka broker answers" in line)
-    assert waited < told
+    reported = next(at for at, line in lines if "no Kafka broker answers" in line)
+    assert waited < reported
 
 
 def test_a_refused_connection_is_named_with_its_reason(database: Database, tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_the_daemon_logs_a_broker_that_is_away_once(pipeline: NewPipeline) -> No
     file = line.write("away.yaml", log__bootstrap_servers="127.0.0.1:1")
     daemon = line.start(config_file=file)
 
-    wait_until(lambda: "Connection refused" in daemon.log, "nothing is said")
+    wait_until(lambda: "Connection refused" in daemon.log, "nothing is reported")
     wait_until(lambda: daemon.log.count("starting over") >= 2, "no second session", seconds=120)
     events = [json.loads(each) for each in daemon.log.splitlines() if each.startswith("{")]
     ours = [each for each in events if each["logger"] == "cdc.log.librdkafka"]
-    said = [each for each in ours if "Connection refused" in each["event"]]
+    output = [each for each in ours if "Connection refused" in each["event"]]
     took = datetime.fromisoformat(events[-1]["ts"]) - datetime.fromisoformat(events[0]["ts"])
     # What was not repeated for so long, as on a busy machine, is logged again.
-    assert len(said) <= 2 * (1 + took // timedelta(seconds=broker_log._QUIET_SECONDS)), said
+    assert len(output) <= 2 * (1 + took // timedelta(seconds=broker_log._QUIET_SECONDS)), output

@@ -10,14 +10,21 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from sqlalchemy import make_url
 
+from cdc.errors import PermissionDeniedError
 from cdc.operate.commands import migrations
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
 from cdc.operate.status import read_status
 from cdc.snapshot.incremental import topic as live_topic
+from lockstep.conformance.store import USERS, apply, change, row
+from lockstep.sinks.contract import Changes
+from lockstep.sinks.sql.sink import Settings, SqlSink
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from tests.fixtures.servers import Database
+from tests.fixtures.store_postgres import url_of
 from tests.integration.test_migrations import statements
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "SECURITY.md"
@@ -25,14 +32,16 @@ _ROLES = ("lockstep_reader", "lockstep_owner", "lockstep", "app")
 _AUDITED = {"signal_table": True, "ddl_audit": True}
 
 
-def documented(suffix: str, database: str) -> list[str]:
+def documented(suffix: str, database: str, block: int = 1) -> list[str]:
     """Return the statements of "The least that each role needs", with this test's own roles."""
     text = _DOCUMENT.read_text("utf-8").split("## The least that each role needs")[1]
     text = (
-        text.split("```sql\n")[1].split("```")[0].replace("DATABASE shop", f"DATABASE {database}")
+        text.split("```sql\n")[block]
+        .split("```")[0]
+        .replace("DATABASE shop", f"DATABASE {database}")
     )
     made = re.sub(
-        r"\b(ROLE|TO) (lockstep_reader|lockstep_owner|lockstep|app)\b", rf"\1 \2_{suffix}", text
+        r"\b(ROLE|TO|AUTHORIZATION) (lockstep_\w+|lockstep|app)\b", rf"\1 \2_{suffix}", text
     )
     statements = (line.split("--")[0].strip() for line in made.splitlines())
     return [each for each in statements if each]
@@ -116,3 +125,35 @@ def test_who_reads_rows_does_nothing_else(line: PipelineUnderTest) -> None:
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 sql.execute(refused.encode())
+
+
+def test_a_sql_followers_role_writes_its_schema_and_reads_nothing_else(database: Database) -> None:
+    suffix = database.name
+    copy, app = f"lockstep_copy_{suffix}", f"app_{suffix}"
+    database.execute("CREATE TABLE theirs (id int)", f"CREATE ROLE {app} LOGIN")
+    database.execute(*documented(suffix, database.name, block=2))
+    url = make_url(url_of(database)).set(username=copy).render_as_string(hide_password=False)
+    sink = SqlSink(Settings(url, "copy", "shop"))
+    try:
+        sink.open()
+        assert apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)])) == 1
+        added = USERS.columns[0]._replace(name="age", nullable=True)
+        longer = USERS._replace(schema_id=3, columns=(*USERS.columns, added))
+        new = change(longer, 2, row(longer, 2, 2), 2)._replace(schema_id=3)
+        assert apply(sink, 2, Changes((USERS, longer), [new])) == 1
+        with psycopg.connect(make_conninfo(database.dsn, user=app), autocommit=True) as sql:
+            assert sql.execute("SELECT count(*) FROM shop.users").fetchone() == (2,)
+            assert sql.execute("SELECT seq FROM shop.lockstep_frontiers").fetchone() == (2,)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                sql.execute("DELETE FROM shop.users")
+        with psycopg.connect(make_conninfo(database.dsn, user=copy), autocommit=True) as sql:
+            for refused in ("SELECT * FROM theirs", "CREATE SCHEMA another"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    sql.execute(refused.encode())
+        database.execute(f"ALTER SCHEMA shop OWNER TO {app}")
+        with pytest.raises(PermissionDeniedError, match="42501"):
+            apply(sink, 3, Changes((USERS,), [change(USERS, 3, row(USERS, 3, 3), 3)]))
+    finally:
+        sink.close()
+        for role in (copy, app):
+            database.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")

@@ -1,4 +1,4 @@
-"""The embedded stack: one call starts it, after any stop too; data is kept, nothing left behind."""
+"""The embedded stack: one call starts it, after any stop too; data is kept, nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.process import ProcessId
 from cdc.playground.servers.server import probe
 from cdc.playground.servers.stack import Endpoints, LocalStack
@@ -129,12 +129,12 @@ def test_the_command_brings_up_shows_and_takes_down(stack_home: Path) -> None:
         return done.returncode, done.stdout, done.stderr
 
     assert cdc("status")[0] == 1
-    code, _, told = cdc("up", "postgres", "redis")
-    assert code == 0, told
-    assert "next:" in told
-    code, said, _ = cdc("status", "--json")
+    code, _, reported = cdc("up", "postgres", "redis")
+    assert code == 0, reported
+    assert "next:" in reported
+    code, output, _ = cdc("status", "--json")
     assert code == 0
-    up = {each["name"]: each["url"] for each in json.loads(said) if each["running"]}
+    up = {each["name"]: each["url"] for each in json.loads(output) if each["running"]}
     assert up.keys() == {"postgres", "redis"}
     psycopg.connect(up["postgres"]).close()
     assert "ready to accept connections" in cdc("logs", "postgres", "-n", "5")[1]
@@ -166,9 +166,9 @@ def test_two_ups_at_once_start_one_of_each(stack_home: Path) -> None:
         )
         for _ in range(2)
     ]
-    said = {process.communicate(timeout=120)[0] for process in both}
+    output = {process.communicate(timeout=120)[0] for process in both}
     assert [process.returncode for process in both] == [0, 0]
-    assert len(said) == 1
+    assert len(output) == 1
 
 
 def test_a_port_taken_meanwhile_is_given_up(stack_home: Path) -> None:

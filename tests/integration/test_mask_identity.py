@@ -172,7 +172,7 @@ def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str)
     goes_on(line, name, 2)
 
 
-def test_a_mask_is_not_recorded_beside_a_daemon_that_does_not_have_it(
+def test_a_mask_is_not_recorded_alongside_a_daemon_that_does_not_have_it(
     pipeline: NewPipeline,
 ) -> None:
     """It masks by the configuration that it started with: the values would be sent in clear."""

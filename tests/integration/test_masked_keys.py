@@ -79,9 +79,9 @@ def reaches(line: PipelineUnderTest, state: str) -> IncrementalRecord:
 
 
 def shows_nothing(line: PipelineUnderTest) -> None:
-    told = everything(line)
-    assert b"@x.org" not in told
-    assert b"secret" not in told
+    reported = everything(line)
+    assert b"@x.org" not in reported
+    assert b"secret" not in reported
 
 
 def test_given_keys_are_in_no_topic(pipeline: NewPipeline) -> None:

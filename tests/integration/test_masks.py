@@ -64,15 +64,15 @@ class Secrets:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def text(self) -> str:
-        self.told.append(f"secret{self._random.getrandbits(80):020x}")
-        return self.told[-1]
+        self.reported.append(f"secret{self._random.getrandbits(80):020x}")
+        return self.reported[-1]
 
     def number(self) -> int:
         value = self._random.randrange(10**17, 10**18)
-        self.told.append(str(value))
+        self.reported.append(str(value))
         return value
 
     def row(self) -> tuple[Any, ...]:
@@ -113,9 +113,9 @@ def test_no_clear_value_is_in_any_topic_or_in_the_log(pipeline: NewPipeline, ide
         "d"
     ] * 10
     assert line.daemon.term() == 0
-    told = everything(line)
-    assert b"seen" in told
-    leaked = [text for text in secrets.told if text.encode() in told]
+    reported = everything(line)
+    assert b"seen" in reported
+    leaked = [text for text in secrets.reported if text.encode() in reported]
     assert not leaked, f"seed {seed}"
     first = events[0]["after"]
     assert first == {
@@ -232,18 +232,20 @@ def test_a_mask_taken_away_by_a_slip_of_the_pen_stops_the_daemon(pipeline: NewPi
 @pytest.mark.pg(">= 15")
 def test_an_excluded_column_that_postgres_still_sends_is_null(pipeline: NewPipeline) -> None:
     """In rows from before the publication excluded it, and with REPLICA IDENTITY FULL."""
-    line = pipeline(USERS, "CREATE TABLE whole (id int PRIMARY KEY, a text)",
-                    "ALTER TABLE whole REPLICA IDENTITY FULL")  # fmt: skip
+    line = pipeline(USERS, "CREATE TABLE full_rows (id int PRIMARY KEY, a text)",
+                    "ALTER TABLE full_rows REPLICA IDENTITY FULL")  # fmt: skip
     line.database.execute(
         "INSERT INTO users (id, email) VALUES ('ada', 'secret one')",
-        "INSERT INTO whole VALUES (1, 'secret two')",
+        "INSERT INTO full_rows VALUES (1, 'secret two')",
     )
     line.config_file = line.write(
         "lockstep.yaml",
-        tables={"public.users": {"exclude": ["email"]}, "public.whole": {"exclude": ["a"]}},
+        tables={"public.users": {"exclude": ["email"]}, "public.full_rows": {"exclude": ["a"]}},
     )
     line.set_up()
-    line.database.execute("INSERT INTO users (id) VALUES ('eve')", "UPDATE whole SET a = 'secret'")
+    line.database.execute(
+        "INSERT INTO users (id) VALUES ('eve')", "UPDATE full_rows SET a = 'secret'"
+    )
     line.start().wait_ready()
     events = caught_up(line, 4)
     assert [event["after"].get("email", "absent") for event in events[::2]] == [None, "absent"]
@@ -266,11 +268,11 @@ def test_a_dead_letter_is_masked_as_the_event_is(
     capsysbinary.readouterr()
     assert run(["dead", "show", event["source"]["dead"]["id"], "-c", str(line.config_file)]) == 0
     letter = capsysbinary.readouterr().out
-    whole = orjson.loads(letter)["after"]
-    assert (whole["id"], whole["email"], whole["note"]) == (
+    complete = orjson.loads(letter)["after"]
+    assert (complete["id"], complete["email"], complete["note"]) == (
         digest("secret id"),
         digest("secret mail"),
         None,
     )
-    assert len(whole["plain"]) == 1_280_000
+    assert len(complete["plain"]) == 1_280_000
     assert b"secret" not in letter + everything(line)

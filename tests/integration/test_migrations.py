@@ -19,8 +19,8 @@ from cdc.source.connection import connect
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
-from tests.integration.test_live_snapshot import found as found_live
-from tests.integration.test_live_snapshot import wait_state
+from tests.integration.test_incremental_snapshot import found as found_live
+from tests.integration.test_incremental_snapshot import wait_state
 
 pytestmark = pytest.mark.majors
 
@@ -89,7 +89,7 @@ def test_each_comes_and_goes_by_itself_and_twice_is_once(bare: PipelineUnderTest
     assert bare.query("SELECT count(*) FROM public.alembic_version") == (0,)
 
 
-def test_what_others_may_use_stays_behind_a_teardown(bare: PipelineUnderTest) -> None:
+def test_what_others_may_use_stays_after_a_teardown(bare: PipelineUnderTest) -> None:
     """Because of another pipeline's slot, or of what a user keeps in the schema."""
     ask(bare, **_ALL).set_up()
     other = f"other_{bare.config.pipeline}"
@@ -116,7 +116,7 @@ def as_role(line: PipelineUnderTest, **given: object) -> PipelineUnderTest:
     return ask(line, **given)
 
 
-def test_what_is_not_permitted_is_told_and_stops_nothing(bare: PipelineUnderTest) -> None:
+def test_what_is_not_permitted_is_reported_and_stops_nothing(bare: PipelineUnderTest) -> None:
     """What an administrator ran instead counts as created by us."""
     as_role(bare, **_ALL)
     role = str(conninfo_to_dict(bare.config.source.dsn)["user"])
@@ -166,11 +166,11 @@ def statements(line: PipelineUnderTest) -> list[dict[str, Any]]:
         assert record.key is not None
         if b"ddl" in record.key:
             again = found.setdefault(record.key, record.event)
-            assert again == record.event, "said twice, and not the same"
+            assert again == record.event, "published twice, and not the same"
     return list(found.values())
 
 
-def test_each_statement_stands_in_its_place_among_the_changes(
+def test_each_statement_is_in_its_place_among_the_changes(
     bare: PipelineUnderTest,
 ) -> None:
     """Also if a transaction is larger than a batch, and if the daemon is killed in it."""
@@ -217,10 +217,10 @@ def test_a_message_of_our_prefix_that_is_not_ours_harms_nothing(
     run_all(
         bare,
         *(
-            f"SELECT pg_logical_emit_message({transactional}, 'lockstep.{what}', '{said}')"
+            f"SELECT pg_logical_emit_message({transactional}, 'lockstep.{what}', '{answer}')"
             for transactional in ("true", "false")
             for what in ("ddl", "signal", "snapshot", "unheard", "")
-            for said in ("", "{}", '{"id": 1}', "[", '{"id": "x", "type": "halt", "data": 3}')
+            for answer in ("", "{}", '{"id": 1}', "[", '{"id": "x", "type": "halt", "data": 3}')
         ),
         "INSERT INTO users VALUES (1, 'one')",
     )
@@ -246,10 +246,10 @@ def test_a_running_daemon_beats(bare: PipelineUnderTest) -> None:
     wait_until(twice, "no second heartbeat")
     list(migrations.down(bare.config, ["heartbeat_table"]))
 
-    def told() -> bool:
+    def reported() -> bool:
         return any("heartbeat" in each for each in bare.daemon.health().get("warnings", []))
 
-    wait_until(told, "nobody is told that there is no heartbeat")
+    wait_until(reported, "nothing reports that there is no heartbeat")
     assert bare.daemon.health()["status"] == 200
 
 
@@ -292,12 +292,12 @@ def doctor(line: PipelineUnderTest) -> dict[str, str]:
     }
 
 
-def test_the_doctor_tells_what_is_missing_disabled_old_or_too_much(
+def test_the_doctor_reports_what_is_missing_disabled_old_or_too_much(
     bare: PipelineUnderTest,
 ) -> None:
     assert doctor(bare) == {}
     ask(bare, **_ALL)
-    assert all(said.startswith("warning: cdc setup") for said in doctor(bare).values())
+    assert all(answer.startswith("warning: cdc setup") for answer in doctor(bare).values())
     assert len(doctor(bare)) == len(_ALL)
     bare.set_up()
     assert doctor(bare) == dict.fromkeys(_ALL, "ok: ")
@@ -314,9 +314,11 @@ def test_the_doctor_tells_what_is_missing_disabled_old_or_too_much(
     bare.set_up()
     assert doctor(bare) == dict.fromkeys(_ALL, "ok: ")
     ask(bare, signal_table=True)
-    said = doctor(bare)
-    assert said["signal_table"] == "ok: "
-    assert said["ddl_audit"].startswith("note: migrations.ddl_audit: true, or: cdc migrations down")
+    answer = doctor(bare)
+    assert answer["signal_table"] == "ok: "
+    assert answer["ddl_audit"].startswith(
+        "note: migrations.ddl_audit: true, or: cdc migrations down"
+    )
     version = "UPDATE lockstep.alembic_version SET version_num = 'signal_table_{}'"
     where = " WHERE version_num LIKE 'signal%'"
     run_all(bare, version.format(0) + where)

@@ -43,7 +43,7 @@ class Wal:
         ]
 
 
-def told(wal: Wal, *statements: str) -> list[tuple[str, str, list[str]]]:
+def reported(wal: Wal, *statements: str) -> list[tuple[str, str, list[str]]]:
     """Run the statements; return event, tag and identities of each message."""
     notices: list[str] = []
     with wal.database.connect() as connection:
@@ -66,13 +66,13 @@ def audited(bare: PipelineUnderTest) -> Wal:
     return Wal(bare.database)
 
 
-def test_each_kind_of_statement_is_told_and_none_fails(audited: Wal) -> None:
-    assert told(
+def test_each_kind_of_statement_is_recorded_and_none_fails(audited: Wal) -> None:
+    assert reported(
         audited,
         "CREATE TABLE a (id int PRIMARY KEY, b text)",
         "ALTER TABLE a ADD COLUMN c int, DROP COLUMN b",
-        "CREATE TEMP TABLE gone (id serial PRIMARY KEY)",
-        "DROP TABLE gone",
+        "CREATE TEMP TABLE dropped (id serial PRIMARY KEY)",
+        "DROP TABLE dropped",
         "CREATE TABLE asked AS SELECT 1 AS one",
         "GRANT SELECT ON a TO PUBLIC",
         "COMMENT ON TABLE a IS 'x'",
@@ -88,13 +88,13 @@ def test_each_kind_of_statement_is_told_and_none_fails(audited: Wal) -> None:
 
 def test_what_may_not_run_in_a_transaction_block_runs_as_before(audited: Wal) -> None:
     """Concurrent builds commit in between; some of them fail in a transaction that has written."""
-    told(
+    reported(
         audited,
         "CREATE TABLE a (id int PRIMARY KEY)",
         "CREATE TABLE p (id int) PARTITION BY RANGE (id)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (9)",
     )
-    seen = told(
+    seen = reported(
         audited,
         "CREATE INDEX CONCURRENTLY a_again ON a (id)",
         "REINDEX INDEX CONCURRENTLY a_again",
@@ -110,9 +110,9 @@ def test_what_may_not_run_in_a_transaction_block_runs_as_before(audited: Wal) ->
         assert connection.execute("SELECT count(*) FROM p").fetchone() == (0,)
 
 
-def test_a_statement_is_told_as_part_of_its_transaction(audited: Wal) -> None:
+def test_a_statement_is_recorded_as_part_of_its_transaction(audited: Wal) -> None:
     """It is rolled back with it, or with the savepoint; a function's statement is reported too."""
-    seen = told(
+    seen = reported(
         audited,
         "BEGIN; CREATE TABLE never (id int); ROLLBACK",
         "BEGIN; CREATE TABLE a (id int); SAVEPOINT s; CREATE TABLE b (id int);"
@@ -181,12 +181,12 @@ def test_nobody_can_make_the_audit_run_their_own_or_fail(audited: Wal) -> None:
     )
     audited.messages()
     path = "SET search_path = trap, public, pg_catalog"
-    assert told(audited, path, "CREATE TABLE public.a (id int)") == [
+    assert reported(audited, path, "CREATE TABLE public.a (id int)") == [
         (END, "CREATE TABLE", ["public.a"])
     ]
-    said: list[str] = []
+    output: list[str] = []
     with database.connect() as connection:
-        connection.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
+        connection.add_notice_handler(lambda notice: output.append(str(notice.message_primary)))
         connection.execute(
             "REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC"
             if connection.info.server_version < 170_000
@@ -206,11 +206,11 @@ def test_nobody_can_make_the_audit_run_their_own_or_fail(audited: Wal) -> None:
             connection.execute("DROP OWNED BY mute CASCADE")
             connection.execute("DROP ROLE mute")
     # The audit writes as its owner, and was dropped with its schema.
-    assert [each for each in said if "lockstep" in each] == []
+    assert [each for each in output if "lockstep" in each] == []
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_what_is_told_is_utf8_whatever_the_databases_encoding(
+def test_what_is_recorded_is_utf8_whatever_the_databases_encoding(
     bare: PipelineUnderTest, encoding: str
 ) -> None:
     name = f"{bare.database.name}_{encoding.lower()}"
@@ -234,8 +234,8 @@ def test_what_is_told_is_utf8_whatever_the_databases_encoding(
                 [slot],
             ).fetchall()
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-        said = b"".join(row[0] for row in rows if row[0][:1] == b"M")
-        assert '"statement" : "CREATE TABLE münze (id int)"'.encode() in said
-        assert '"id" : "ü", "type" : "stop-snapshot", "data" : [1]'.encode() in said
+        output = b"".join(row[0] for row in rows if row[0][:1] == b"M")
+        assert '"statement" : "CREATE TABLE münze (id int)"'.encode() in output
+        assert '"id" : "ü", "type" : "stop-snapshot", "data" : [1]'.encode() in output
     finally:
         bare.database.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -33,7 +33,7 @@ LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
-def _readers_travel_whole() -> Iterator[None]:
+def _readers_travel_complete() -> Iterator[None]:
     """Tasks get this module's readers by value: they can't import it."""
     here = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(here)  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ def rows_of(*shares: pa.Table, replaces: bool = True, kind: type[Reader] = Reade
     return Rows(None, schema, kind(list(shares)), replaces)  # type: ignore[arg-type]
 
 
-def said(number: int) -> Commit:
+def output(number: int) -> Commit:
     return Commit("snapshot-test", number, {"group": number})
 
 
@@ -117,22 +117,22 @@ def test_rows_are_the_same_as_by_spark_and_files_are_passed_over(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     shares = [every_type(1), every_type(1001)]
-    whole = pa.concat_tables(shares)
+    complete = pa.concat_tables(shares)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    ByTasks(spark, str(ours), {}).write(rows_of(*shares), said(0))
-    spark.createDataFrame(whole, from_arrow_schema(whole.schema)).write.format("delta").save(
+    ByTasks(spark, str(ours), {}).write(rows_of(*shares), output(0))
+    spark.createDataFrame(complete, from_arrow_schema(complete.schema)).write.format("delta").save(
         str(theirs)
     )
     assert loaded(spark, ours).schema == loaded(spark, theirs).schema
     assert DeltaTable(ours).schema().to_json() == DeltaTable(theirs).schema().to_json()
     assert as_rows(loaded(spark, ours).toArrow()) == as_rows(loaded(spark, theirs).toArrow())
-    assert as_rows(DeltaTable(ours).to_pyarrow_table()) == as_rows(whole)
+    assert as_rows(DeltaTable(ours).to_pyarrow_table()) == as_rows(complete)
 
     # A query for rows of one file does not open the other, which is deleted.
     files = pa.table(DeltaTable(ours).get_add_actions(flatten=True)).to_pylist()
     assert {each["min.id"]: each["num_records"] for each in files} == {1: MANY, 1001: MANY}
-    [gone] = [each["path"] for each in files if each["min.id"] == 1001]
-    (ours / gone).unlink()
+    [deleted] = [each["path"] for each in files if each["min.id"] == 1001]
+    (ours / deleted).unlink()
     for where, many in {
         "id < 1000": MANY,
         "text < '00050'": 49,
@@ -152,7 +152,7 @@ def test_rows_are_the_same_as_by_spark_and_files_are_passed_over(
 def test_a_killed_tasks_rows_are_there_once(spark: SparkSession, tmp_path: Path) -> None:
     """Its files are in no commit: a vacuum deletes them."""
     shares = [every_type(1), every_type(1001)]
-    ByTasks(spark, str(tmp_path), {}).write(rows_of(*shares, kind=Killed), said(0))
+    ByTasks(spark, str(tmp_path), {}).write(rows_of(*shares, kind=Killed), output(0))
     table = DeltaTable(tmp_path)
     assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == [
         *range(1, 1 + MANY),
@@ -176,7 +176,7 @@ def test_a_commit_creates_the_version_after_the_one_that_it_read(
     DeltaTable(tmp_path).delete("id = 3")
     commit = mirror._commit
     meanwhile: list[Callable[[], None]] = [
-        lambda: mirror.write(rows_of(*shares), said(5)),
+        lambda: mirror.write(rows_of(*shares), output(5)),
         lambda: write_deltalake(tmp_path, plain, mode="append"),
     ]
 
@@ -187,22 +187,22 @@ def test_a_commit_creates_the_version_after_the_one_that_it_read(
 
     monkeypatch.setattr(mirror, "_commit", late)
     # Group 4 is read, another writer appends, then a newer generation replaces everything.
-    mirror.write(rows_of(*shares), said(4))
+    mirror.write(rows_of(*shares), output(4))
     assert not meanwhile
     # The schema changed, and with it the features that readers must support.
     assert {"timestampNtz"} <= set(DeltaTable(tmp_path).protocol().reader_features or ())
     assert loaded(spark, tmp_path).count() == MANY
     version = DeltaTable(tmp_path).version()
     for old in (4, 5):
-        mirror.write(rows_of(*shares, replaces=old == 4), said(old))
+        mirror.write(rows_of(*shares, replaces=old == 4), output(old))
     assert DeltaTable(tmp_path).version() == version
-    told = [delta_layout.facts(each) for each, _ in mirror.commits()]
-    assert [each["group"] for each in told if each] == [5]
-    mirror.write(rows_of(*shares, replaces=False), said(6))
+    reported = [delta_layout.facts(each) for each, _ in mirror.commits()]
+    assert [each["group"] for each in reported if each] == [5]
+    mirror.write(rows_of(*shares, replaces=False), output(6))
     assert loaded(spark, tmp_path).count() == 2 * MANY
     elsewhere = [replace(part, path="elsewhere") for part in mirror._written(rows_of(*shares))]
     with pytest.raises(ConfigError, match="does not find the files"):
-        commit(DeltaTable(tmp_path), rows_of(*shares), elsewhere, said(7))
+        commit(DeltaTable(tmp_path), rows_of(*shares), elsewhere, output(7))
     [metrics] = [dict(each) for text, each in mirror.commits() if '"group": 6' in (text or "")]
     assert metrics["numOutputRows"] == str(MANY)
     history = loaded(spark, tmp_path).sparkSession.sql(f"DESCRIBE HISTORY delta.`{tmp_path}`")

@@ -36,9 +36,9 @@ def cut(seq: int, size: int = 2_000) -> Changes:
     chance = Random(seq)
     changes = list[Change]()
     for number in chance.sample(range(2 * size), size):
-        gone = chance.random() < 0.2
+        deleted = chance.random() < 0.2
         at = seq - size + len(changes) + 1
-        changes.append(change(USERS, at, None if gone else row(USERS, at, number), number))
+        changes.append(change(USERS, at, None if deleted else row(USERS, at, number), number))
     return Changes((USERS,), changes)
 
 
@@ -79,9 +79,9 @@ def test_a_server_killed_in_the_middle_of_cuts_ends_equal(server: LocalStack) ->
         for made in each.changes:
             wanted[made.key] = made.row
     fresh = store.sink()
-    standing = fresh.open()
-    assert standing is not None
-    assert (standing.applied, standing.reached) == (applied(10_000), 10_000)
+    state = fresh.open()
+    assert state is not None
+    assert (state.applied, state.reached) == (applied(10_000), 10_000)
     found = {at: made for at, _, made in fresh.contents(USERS)}
     assert found == {at: made for at, made in wanted.items() if made is not None}
     assert key(USERS, 0) in wanted
@@ -89,5 +89,5 @@ def test_a_server_killed_in_the_middle_of_cuts_ends_equal(server: LocalStack) ->
 
 
 def opened_at(sink: OpenSearchSink) -> int:
-    standing = sink.open()
-    return standing.reached if standing else 0
+    state = sink.open()
+    return state.reached if state else 0

@@ -53,8 +53,8 @@ def transfers(chance: Random) -> list[Transfer]:
             changes = list[Change]()
             for each in amounts if rewritten or not at else [number]:
                 seq += 1
-                whole = row(version, seq, each, amount=f"{amounts[each]}.00")
-                changes.append(change(version, seq, whole, each))
+                complete = row(version, seq, each, amount=f"{amounts[each]}.00")
+                changes.append(change(version, seq, complete, each))
             held[which] = amounts
             cut.append(Changes((version,), changes, truncated))
         made.append(Transfer(seq, tuple(cut), tuple(held)))
@@ -92,7 +92,7 @@ class Writer(threading.Thread):
                     self.looked.clear()
                     self.looked.wait(_LOOK_SECONDS)
             self._sink.close()
-        except BaseException as error:  # noqa: BLE001 - told by the test
+        except BaseException as error:  # noqa: BLE001 - reported by the test
             self.error = error
 
     def _apply(self, cut: list[Transfer]) -> None:
@@ -239,9 +239,9 @@ def test_rows_of_another_key_are_refused_until_the_table_is_rebuilt(
     cut = rows(USERS, 3), rows(renamed, 4, 5)
     with pytest.raises(ConfigError, match=r"public\.users has another key now \(name\)"):
         apply(sink, 5, *cut)
-    aside = sink.at(2, frozenset({"public.users"}))
-    aside.open()
-    apply(aside, 6, rows(renamed, 5, 6))
+    shadow = sink.at(2, frozenset({"public.users"}))
+    shadow.open()
+    apply(shadow, 6, rows(renamed, 5, 6))
     sink.switch(2)
     sink.open()
     apply(sink, 6, *cut, rows(renamed, 6))
@@ -249,7 +249,7 @@ def test_rows_of_another_key_are_refused_until_the_table_is_rebuilt(
     apply(sink, 9, rows(USERS, 8, truncated=7))
     assert opensearch_store.hits("public.users").keys() == {"8"}
     sink.close()
-    aside.close()
+    shadow.close()
 
 
 @pytest.mark.parametrize("retyping", [False, True])
@@ -264,9 +264,9 @@ def test_readers_see_one_index_after_a_switch_that_overtakes_a_commit(
     old.open()
     apply(old, 1, first)
     other = opensearch_store.sink()
-    aside = other.at(2)
-    aside.open()
-    apply(aside, 1, first)
+    shadow = other.at(2)
+    shadow.open()
+    apply(shadow, 1, first)
 
     def overtake(method: str, path: str) -> None:
         if (method, path) == ("POST", "/_aliases") and other.current() == 1:
@@ -281,5 +281,5 @@ def test_readers_see_one_index_after_a_switch_that_overtakes_a_commit(
     old.open()
     assert len(opensearch_store.call("GET", f"/_alias/{alias}")[1]) == 1
     assert opensearch_store.rows("public.users") == {key(USERS, 1): row(USERS, 1, 1)}
-    for each in (old, other, aside):
+    for each in (old, other, shadow):
         each.close()

@@ -110,7 +110,7 @@ def test_only_refused_items_are_sent_again(
     monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 300.0)
     sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
     sink.open()
-    busy_opensearch.whole = [429, 503, 429]
+    busy_opensearch.refused_requests = [429, 503, 429]
     busy_opensearch.item_chance = 0.2
     many = [user(n, n, name="maybe" if n % 50 == 0 else "true") for n in range(1, 301)]
     assert apply(sink, 300, users(*many)) == 300
@@ -231,9 +231,9 @@ def test_an_index_that_was_made_by_somebody_else_is_not_ours(
     sink.open()
     apply(sink, 1, users(user(1, 1)))
     _, found = opensearch_store.call("GET", f"/{opensearch_store.prefix}-public.users/_alias")
-    ((index, said),) = found.items()
+    ((index, output),) = found.items()
     opensearch_store.call("DELETE", f"/{index}")
-    opensearch_store.call("PUT", f"/{index}", said)
+    opensearch_store.call("PUT", f"/{index}", output)
     with pytest.raises(StoreLostError, match=index):
         apply(sink, 2, users(user(2, 2)))
     with pytest.raises(StoreLostError, match=index):
@@ -258,23 +258,23 @@ def test_a_changed_type_gets_a_new_index_and_readers_move_at_the_commit(
 ) -> None:
     store = opensearch_store
 
-    def behind() -> list[str]:
+    def lagging() -> list[str]:
         return list(store.call("GET", f"/{store.prefix}-public.users/_alias")[1])
 
     apply(sink, 3, users(user(1, 1, name="5"), user(2, 2, name="x"), user(3, 3)))
-    (first,) = behind()
+    (first,) = lagging()
     wider = USERS._replace(
         schema_id=4, columns=(*USERS.columns, Column("age", "int4", 23, -1, nullable=True))
     )
     sink.begin(3, [wider])
-    assert behind() == [first]
+    assert lagging() == [first]
     numbers = retyped("int4")
     sink.begin(5, [numbers])
     sink.write(Changes((numbers,), [change(numbers, 5, row(numbers, 5, 3, name=7), 3)]))
-    assert behind() == [first]
+    assert lagging() == [first]
     assert store.rows("public.users")[key(USERS, 3)]["name"] == "n3"
     sink.commit(applied(5))
-    (second,) = behind()
+    (second,) = lagging()
     assert second != first
     assert store.call("GET", f"/{first}")[0] == 404
     hits = store.hits("public.users")
@@ -331,9 +331,9 @@ def test_another_process_finishes_an_interrupted_change_of_index(
         before.close()
         died = _killed_before(point, opensearch_store.sink(), seq + 5, cut)
         after = opensearch_store.sink()
-        standing = after.open()
-        assert standing is not None
-        assert standing.applied.seq in {seq + 3, seq + 5}
+        state = after.open()
+        assert state is not None
+        assert state.applied.seq in {seq + 3, seq + 5}
         apply(after, seq + 5, cut)
         after.close()
         found = opensearch_store.rows_by("id", version.name)

@@ -27,7 +27,7 @@ CHANGES = (
 )
 
 
-def told(line: PipelineUnderTest, events: int) -> list[tuple[str, str, Any]]:
+def reported(line: PipelineUnderTest, events: int) -> list[tuple[str, str, Any]]:
     """Return topic, op and id of this many events, by seq."""
 
     def found() -> list[Any]:
@@ -45,7 +45,7 @@ def test_by_root_a_partitioned_table_is_one_topic(pipeline: NewPipeline) -> None
     line = pipeline(*PARTED)
     line.start().wait_ready()
     line.database.execute(*CHANGES)
-    found = told(line, 6)
+    found = reported(line, 6)
     assert {topic for topic, _, _ in found} == {"sales"}
     assert [found[0], found[1], found[2], found[-1]] == [
         ("sales", "c", 1),
@@ -62,7 +62,7 @@ def test_by_leaf_each_partition_is_a_topic_also_a_later_one(pipeline: NewPipelin
     assert not [each for each in examine(line.config) if each.check == "publication_tables"]
     line.start().wait_ready()
     line.database.execute(*CHANGES)
-    assert told(line, 6) == [
+    assert reported(line, 6) == [
         ("sales_24", "c", 1),
         ("sales_25", "c", 2),
         ("sales_24", "u", 1),
@@ -74,7 +74,7 @@ def test_by_leaf_each_partition_is_a_topic_also_a_later_one(pipeline: NewPipelin
         "CREATE TABLE sales_26 PARTITION OF sales FOR VALUES IN (26)",
         "INSERT INTO sales VALUES (3, 26, 'cid')",
     )
-    assert told(line, 7)[-1] == ("sales_26", "c", 3)
+    assert reported(line, 7)[-1] == ("sales_26", "c", 3)
 
 
 def test_by_leaf_a_partition_is_masked_as_its_table_is(pipeline: NewPipeline) -> None:
@@ -89,7 +89,7 @@ def test_by_leaf_a_partition_is_masked_as_its_table_is(pipeline: NewPipeline) ->
         "CREATE TABLE sales_26 PARTITION OF sales FOR VALUES IN (26)",
         "INSERT INTO sales VALUES (3, 26, 'cid')",
     )
-    told(line, 7)
+    reported(line, 7)
     values = b"".join(r.value or b"" for r in data_records(line))
     for name in (b"ada", b"bob", b"eve", b"cid"):
         assert name not in values
@@ -109,14 +109,14 @@ def test_what_a_partition_holds_may_be_detached_and_attached(pipeline: NewPipeli
         "INSERT INTO sales VALUES (3, 24, 'cid')",
     )
     # While detached it was another table, which is not captured.
-    assert told(line, 3) == [("sales", "c", 1), ("sales", "c", 2), ("sales", "c", 3)]
+    assert reported(line, 3) == [("sales", "c", 1), ("sales", "c", 2), ("sales", "c", 3)]
 
 
 def test_by_leaf_a_detached_partition_is_a_gap_until_it_is_excluded(pipeline: NewPipeline) -> None:
     line = pipeline(*PARTED, source={"partitions": "leaf"})
     line.start().wait_ready()
     line.database.execute("INSERT INTO sales VALUES (1, 24, 'ada')")
-    assert told(line, 1) == [("sales_24", "c", 1)]
+    assert reported(line, 1) == [("sales_24", "c", 1)]
     line.database.execute(
         "ALTER TABLE sales DETACH PARTITION sales_24", "INSERT INTO sales VALUES (2, 25, 'bob')"
     )
@@ -124,7 +124,7 @@ def test_by_leaf_a_detached_partition_is_a_gap_until_it_is_excluded(pipeline: Ne
     line.config_file = line.write("lockstep.yaml", source__exclude=["public.sales_24"])
     assert "continues without public.sales_24" in " ".join(s.what for s in set_up(line.config))
     line.start().wait_ready()
-    assert told(line, 2)[1] == ("sales_25", "c", 2)
+    assert reported(line, 2)[1] == ("sales_25", "c", 2)
 
 
 def test_by_leaf_a_partition_is_not_left_out_alone(pipeline: NewPipeline) -> None:
@@ -146,7 +146,7 @@ def test_the_flag_does_not_flip_within_a_log(pipeline: NewPipeline) -> None:
 
 
 @pytest.mark.pg(">= 15")
-def test_by_leaf_a_row_filter_of_the_whole_table_is_refused(pipeline: NewPipeline) -> None:
+def test_by_leaf_a_row_filter_of_the_root_table_is_refused(pipeline: NewPipeline) -> None:
     line = pipeline(*PARTED, source={"partitions": "leaf"})
     line.config_file = line.write("lockstep.yaml", tables={"public.sales": {"where": "year > 24"}})
     found = [each for each in examine(line.config) if each.severity is Severity.ERROR]
@@ -161,7 +161,7 @@ def test_by_root_filter_and_columns_hold_for_every_partition(pipeline: NewPipeli
     line.start().wait_ready()
     line.database.execute(*CHANGES)
     # The row that moves into the filter's range is created there.
-    assert told(line, 3) == [("sales", "c", 2), ("sales", "c", 1), ("sales", "d", 2)]
+    assert reported(line, 3) == [("sales", "c", 2), ("sales", "c", 1), ("sales", "d", 2)]
     assert b"who" not in b"".join(r.value or b"" for r in data_records(line))
 
 

@@ -127,9 +127,9 @@ def test_a_changed_key_is_a_delete_and_a_create_in_one_transaction(
     )
     found = events(line, 4)
     assert brief(found) == [("c", 1), ("c", 2), ("d", 1), ("c", 3)]
-    gone, come = found[2], found[3]
-    assert gone["source"]["ordinal"] == come["source"]["ordinal"] == 1
-    assert gone["source"]["commit_lsn"] == come["source"]["commit_lsn"]
+    missing, come = found[2], found[3]
+    assert missing["source"]["ordinal"] == come["source"]["ordinal"] == 1
+    assert missing["source"]["commit_lsn"] == come["source"]["commit_lsn"]
     assert come["source"]["unchanged"] == ["big"]
     assert come["after"]["big"] == _PLACEHOLDER
     # A user's own text that equals the placeholder is a value.
@@ -188,7 +188,7 @@ def test_a_table_without_a_key_keeps_its_order_in_one_partition(pipeline: NewPip
 # --- transactions ---
 
 
-def test_transactions_come_whole_and_in_commit_order(line: PipelineUnderTest) -> None:
+def test_transactions_come_complete_and_in_commit_order(line: PipelineUnderTest) -> None:
     """A begins, B begins, B commits, A commits: B's rows, then A's, none between the other's."""
     with psycopg.connect(line.database.dsn) as a, psycopg.connect(line.database.dsn) as b:
         for key in (1, 2, 3):
@@ -219,7 +219,7 @@ def test_what_is_rolled_back_leaves_nothing(line: PipelineUnderTest) -> None:
     assert brief(events(line, 2)) == [("c", 2), ("c", 4)]
 
 
-def test_a_row_made_and_changed_in_one_transaction_tells_each_step(
+def test_a_row_made_and_changed_in_one_transaction_shows_each_step(
     line: PipelineUnderTest,
 ) -> None:
     with line.database.connect() as connection, connection.transaction():
@@ -351,7 +351,7 @@ def test_a_replay_gives_the_same_bytes(pipeline: NewPipeline) -> None:
 # --- the end ---
 
 
-def test_a_crash_below_python_tells_where(line: PipelineUnderTest) -> None:
+def test_a_crash_below_python_reports_where(line: PipelineUnderTest) -> None:
     """Otherwise a broken library would end the daemon without a message."""
     line.daemon.process.send_signal(signal.SIGSEGV)
     assert line.daemon.wait_exit() == -signal.SIGSEGV

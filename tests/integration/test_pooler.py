@@ -53,7 +53,9 @@ def _refuse(client: socket.socket) -> None:
     client.sendall(b"E" + struct.pack("!I", 4 + len(fields)) + fields)
 
 
-def test_a_daemon_behind_a_pooler_says_so_and_stops(pipeline: NewPipeline, pooler: int) -> None:
+def test_a_daemon_connected_to_a_pooler_reports_it_and_stops(
+    pipeline: NewPipeline, pooler: int
+) -> None:
     line = pipeline("CREATE TABLE users (id int PRIMARY KEY)")
     dsn = psycopg.conninfo.make_conninfo(line.database.dsn, host="127.0.0.1", port=pooler)
     file = line.write("pooled.yaml", source__dsn=dsn)

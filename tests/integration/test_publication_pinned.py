@@ -54,7 +54,7 @@ def acknowledge(line: PipelineUnderTest, *options: str) -> int:
     return run(["publication", "acknowledge", "-c", str(line.config_file), *options])
 
 
-def mended(line: PipelineUnderTest) -> None:
+def restored(line: PipelineUnderTest) -> None:
     """Acknowledge, and check that the log then equals the database."""
     assert acknowledge(line, "--yes") == 0
     line.start().wait_ready()
@@ -73,18 +73,18 @@ def test_operations_left_out_while_stopped_and_set_back_are_a_gap(line: Pipeline
     """The catalog shows nothing of it except another version of the publication's row."""
     assert line.daemon.term() == 0
     line.database.execute(only_inserts(line), *_LOST, everything(line))
-    said = line.refused(_CONFIG, "was altered and set back", str(line.resume()[1].end_lsn))
-    assert "cdc publication acknowledge" in said
+    output = line.refused(_CONFIG, "was altered and set back", str(line.resume()[1].end_lsn))
+    assert "cdc publication acknowledge" in output
     with pytest.raises(GapError, match="altered and set back"):
         list(set_up(line.config))
-    mended(line)
+    restored(line)
 
 
 def test_operations_left_out_while_running_and_set_back_are_a_gap(line: PipelineUnderTest) -> None:
     """Also if no row follows that would make the walsender describe the tables again."""
     line.database.execute(only_inserts(line), *_LOST, everything(line))
     line.ends(line.daemon, _CONFIG, "was altered", "cdc publication acknowledge")
-    mended(line)
+    restored(line)
 
 
 @pytest.mark.long("another gap of the same comparison")
@@ -93,10 +93,10 @@ def test_operations_left_out_for_good_are_a_gap(line: PipelineUnderTest) -> None
     line.ends(line.daemon, _CONFIG, "publishes insert, before insert, update, delete, truncate")
     assert acknowledge(line, "--yes") == _CONFIG  # it would lose the next ones too
     line.database.execute(everything(line))
-    mended(line)
+    restored(line)
 
 
-def test_no_row_is_published_behind_a_change_before_it_was_looked_at(
+def test_no_row_is_published_after_a_change_before_it_was_checked(
     line: PipelineUnderTest,
 ) -> None:
     """The next row of a table is sent with the table's description, which triggers a check."""
@@ -116,9 +116,9 @@ def test_what_is_acknowledged_is_asked_for_once(
     line.database.execute(only_inserts(line), everything(line))
     capsys.readouterr()
     assert acknowledge(line, "--yes", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {each["table"] for each in told["snapshots"]} == {"public.users", "public.orders"}
-    assert len(told["acknowledged"]) == 1
+    reported = json.loads(capsys.readouterr().out)
+    assert {each["table"] for each in reported["snapshots"]} == {"public.users", "public.orders"}
+    assert len(reported["acknowledged"]) == 1
     assert acknowledge(line, "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"acknowledged": [], "snapshots": []}
 
@@ -155,7 +155,7 @@ def test_a_table_whose_rows_were_filtered_for_a_while_is_a_gap(line: PipelineUnd
     )
     line.refused(_CONFIG, "public.users", "where (id > 1000), before every column")
     line.database.execute(f"ALTER PUBLICATION {name} SET TABLE orders, users")
-    mended(line)
+    restored(line)
 
 
 @pytest.mark.long("another gap of the same comparison")
@@ -176,7 +176,7 @@ def test_a_schema_taken_out_and_put_back_is_a_gap(pipeline: NewPipeline) -> None
         f"ALTER PUBLICATION {name} ADD TABLES IN SCHEMA public",
     )
     line.refused(_CONFIG, "schema public left the publication", "public.orders, public.users")
-    mended(line)
+    restored(line)
 
 
 def test_what_our_own_commands_change_is_no_gap(line: PipelineUnderTest) -> None:
@@ -220,17 +220,17 @@ def test_a_renamed_table_that_is_taken_out_is_a_gap(line: PipelineUnderTest) -> 
     )
     line.ends(line.daemon, _CONFIG, "no longer has public.users")
     line.database.execute(f"ALTER PUBLICATION {name} ADD TABLE people")
-    said = line.refused(_CONFIG, "public.people left the publication", "came back")
-    assert "cdc publication acknowledge" in said
+    output = line.refused(_CONFIG, "public.people left the publication", "came back")
+    assert "cdc publication acknowledge" in output
 
 
 def test_tables_that_exchange_their_names_are_no_gap(line: PipelineUnderTest) -> None:
     """Not even where another change has the publication compared again, or at a start."""
     line.database.execute(
         "BEGIN",
-        "ALTER TABLE users RENAME TO aside",
+        "ALTER TABLE users RENAME TO elsewhere",
         "ALTER TABLE orders RENAME TO users",
-        "ALTER TABLE aside RENAME TO orders",
+        "ALTER TABLE elsewhere RENAME TO orders",
         "COMMIT",
         "INSERT INTO users VALUES (7, 7)",
         "INSERT INTO orders VALUES (700, 7)",

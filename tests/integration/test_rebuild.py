@@ -50,18 +50,18 @@ class Shop(Followed):
     ) -> None:
         super().__init__(pipeline, spark)
         self.client = client
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def rebuild(self, name: str) -> Rebuild:
         config = self.config
         builder = (
-            MirrorBuilder(config, name, self.told.append)
+            MirrorBuilder(config, name, self.reported.append)
             if config.followers[name].documents
             else LogBuilder(
-                config, self.pipeline.config_file, name, lambda: self.spark, self.told.append
+                config, self.pipeline.config_file, name, lambda: self.spark, self.reported.append
             )
         )
-        return Rebuild(self.sink(name), builder, self.told.append)
+        return Rebuild(self.sink(name), builder, self.reported.append)
 
     def command(self, *given: str) -> dict[str, Any]:
         """Return the output of `cdc rebuild … --json`."""
@@ -135,16 +135,16 @@ def test_a_damaged_cache_is_rebuilt_while_its_follower_runs(shop: Shop) -> None:
     past = shop.values(f"{shop.prefix}:public.items")
     shop.pipeline.database.execute("DELETE FROM items WHERE line % 3 = 0")
     still = shop.rebuild("cache").as_of(asked)
-    aside = shop.sink("cache").at(still.generation)
-    aside.open()
+    shadow = shop.sink("cache").at(still.generation)
+    shadow.open()
     versions = {each.name: each for each in LogBuilderVersions(shop).versions(still)}
-    held = {key: json.loads(row) for key, _, row in aside.contents(versions["public.items"])}
+    held = {key: json.loads(row) for key, _, row in shadow.contents(versions["public.items"])}
     assert sorted(held.values(), key=str) == sorted(past.values(), key=str)
-    aside.close()
+    shadow.close()
     shop.client.set(f"{shop.prefix}:public.items:1:1", b'{"price": "forged"}')
     with shop.following("cache", "lake", "docs") as runs:
         outcome = shop.rebuild("cache").run()
-        assert sum(len(each.differences) for each in outcome.tables) >= 1, shop.told
+        assert sum(len(each.differences) for each in outcome.tables) >= 1, shop.reported
         assert shop.command("docs")["generation"] == 2
         shop.pipeline.database.execute(
             "UPDATE items SET price = price + 1 WHERE line % 2 = 0",
@@ -180,11 +180,11 @@ class LogBuilderVersions:
 def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
     """By the daemon, through the stream; documents continue across the rebuild of their mirror."""
     shop.pipeline.daemon.term()
-    standing = shop.sink("cache").generations()[1]
-    assert standing is not None
+    state = shop.sink("cache").generations()[1]
+    assert state is not None
     topic = f"{shop.prefix}.public.items"
     admin = AdminClient({"bootstrap.servers": shop.pipeline.bootstrap})
-    cut = [TopicPartition(topic, number, end) for number, end in enumerate(standing.ends[topic])]
+    cut = [TopicPartition(topic, number, end) for number, end in enumerate(state.ends[topic])]
     for done in admin.delete_records(cut).values():
         done.result(timeout=120)
     assert cdc(["topics", "acknowledge", "--yes", "-c", str(shop.pipeline.config_file)]) == 0
@@ -192,8 +192,8 @@ def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
     shop.pipeline.start().wait_ready()
     for name in ("cache", "lake"):
         assert shop.rebuild(name).run().generation == 2
-        assert any("reading again" in each for each in shop.told)
-        shop.told.clear()
+        assert any("reading again" in each for each in shop.reported)
+        shop.reported.clear()
     shop.follow("lake", "cache", "docs")
     shop.check()
 
@@ -212,5 +212,5 @@ def test_followers_of_a_log_that_was_started_over_are_rebuilt_from_the_new_one(s
     for name in ("cache", "lake", "docs"):
         outcome = shop.rebuild(name).run()
         assert outcome.tables == (), "nothing was compared"
-    assert sum("followed another log" in each for each in shop.told) == 3
+    assert sum("followed another log" in each for each in shop.reported) == 3
     shop.check()

@@ -63,10 +63,10 @@ class Plan(NamedTuple):
 
 
 SAMPLE: Final = (
-    Plan("cache", (), ("rebuild_begun", _SEEN_FROM)),
+    Plan("cache", (), ("rebuild_started", _SEEN_FROM)),
     Plan("search", ("--table", "public.entries"), ("follow_written:2",)),
     Plan("lake", (), ("rebuild_switching",)),
-    Plan("cache", ("--as-of",), ("follow_begun",)),
+    Plan("cache", ("--as-of",), ("follow_started",)),
 )
 
 
@@ -190,17 +190,17 @@ class Bank(Followed):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(limit)
             process.kill()
-            said = process.stdout.read()
+            output = process.stdout.read()
         code = process.wait()
         wait_until(lambda: not _of_session(process.pid), "Spark goes on", _SECONDS)
         if kill is None or code != -signal.SIGKILL:
             assert code == 0, log.read_text()[-_SHOWN:]
-        return json.loads(said) if code == 0 else {}
+        return json.loads(output) if code == 0 else {}
 
     # -- what is left ---------------------------------------------------------------------------
 
     def left(self, name: str) -> list[str]:
-        """Return what a store has besides its rows and the one generation that readers see."""
+        """Return what a store has other than its rows and the one generation that readers see."""
         if name == "cache":
             return self._left_in_redis()
         if name == "lake":
@@ -213,7 +213,9 @@ class Bank(Followed):
         shown = {f"{self.prefix}-{each}" for each in ("followers", "dead")}
         shown |= {f"{self.prefix}-public.{table}" for table in TABLES}
         found = self._search.indices.get_alias(index=f"{self.prefix}-*")
-        return [index for index, told in found.items() if not told["aliases"].keys() & shown]
+        return [
+            index for index, reported in found.items() if not reported["aliases"].keys() & shown
+        ]
 
     def _left_in_redis(self) -> list[str]:
         main = f"{self.prefix}:cdc:cache"
@@ -233,7 +235,7 @@ class Bank(Followed):
             ),
         ]
 
-    def aside(self, name: str, number: int) -> State:
+    def shadow(self, name: str, number: int) -> State:
         """Return the content of a generation that is not current."""
         applied = self.sink(name).generations()[number]
         assert applied is not None
@@ -311,20 +313,25 @@ def check(bank: Bank, plan: Plan, old: State, asked: str) -> None:
     with bank.watched(name, old, new):
         for kill in kills:
             outcome = bank.rebuild(name, *given, kill=kill)
-            if kill in ("rebuild_begun", "follow_begun", "follow_written:2", "rebuild_switching"):
+            if kill in (
+                "rebuild_started",
+                "follow_started",
+                "follow_written:2",
+                "rebuild_switching",
+            ):
                 assert bank.views[name]() == old
         outcome = bank.rebuild(name, *given)
         assert outcome["former"] == before or not is_still
         # The old generation had no errors, whatever an earlier attempt left half-done.
         assert [each["differences"] for each in outcome["tables"] if each["differences"]] == []
     if is_still:
-        assert bank.aside(name, outcome["generation"]) == old
+        assert bank.shadow(name, outcome["generation"]) == old
         assert bank.views[name]() == old
     else:
-        told = read(bank.config)[name]
+        reported = read(bank.config)[name]
         # Only the table is newer than the store's frontier: not yet a state that can be read.
         state = "rebuilding" if "--table" in options else "stopped"
-        assert (told.generation, told.state) == (outcome["generation"], state)
+        assert (reported.generation, reported.state) == (outcome["generation"], state)
         assert bank.sink(name).current() == outcome["generation"]
         if not options:
             assert bank.views[name]() == new

@@ -14,10 +14,10 @@ from confluent_kafka import TopicPartition
 from cdc.cli.main import run
 from cdc.events import LSN
 from cdc.log import names, reader, topics
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.generations.builders import LogBuilder, frontier_of_now
 from lockstep.jobs.generations.comparing import Holding
 from lockstep.sinks.contract import Version
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
 from tests.integration.test_topic_monitor import widen
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MOMENT_IN_HOURS: Final = 0.2 / 3_600
 TABLES: Final = (
     "CREATE TABLE users (id int PRIMARY KEY, name text)",
-    "CREATE TABLE gone (id int PRIMARY KEY)",
+    "CREATE TABLE dropped (id int PRIMARY KEY)",
 )
 
 
@@ -46,7 +46,7 @@ def running(pipeline: NewPipeline, **sections: dict[str, object]) -> PipelineUnd
         "INSERT INTO users SELECT g, 'a' FROM generate_series(1, 60) g",
         "TRUNCATE users",
         "INSERT INTO users SELECT g, 'b' FROM generate_series(1, 50) g",
-        "INSERT INTO gone SELECT generate_series(1, 9)",
+        "INSERT INTO dropped SELECT generate_series(1, 9)",
     )
     return made
 
@@ -97,7 +97,7 @@ def check(line: PipelineUnderTest, builder: LogBuilder) -> list[str]:
 
 @pytest.mark.long("partitions are added seldom")
 def test_keys_that_added_partitions_have_moved_count_once(line: PipelineUnderTest) -> None:
-    assert check(line, builder_of(line)) == ["gone", "users"]
+    assert check(line, builder_of(line)) == ["dropped", "users"]
     line.daemon.term()
     widen(line, names.data_topic(line.config.prefix, "public", "users"), 7)
     assert run(["topics", "acknowledge", "--yes", "-c", str(line.config_file)]) == 0
@@ -105,9 +105,9 @@ def test_keys_that_added_partitions_have_moved_count_once(line: PipelineUnderTes
     line.database.execute(
         "UPDATE users SET name = 'c' WHERE id % 3 = 0", "DELETE FROM users WHERE id % 5 = 0"
     )
-    assert check(line, builder_of(line)) == ["gone", "users"]
+    assert check(line, builder_of(line)) == ["dropped", "users"]
     line.database.execute("TRUNCATE users")
-    assert check(line, builder_of(line)) == ["gone", "users"]
+    assert check(line, builder_of(line)) == ["dropped", "users"]
 
 
 def test_rows_of_dropped_tables_are_not_asked_for_where_rows_are_read_again(
@@ -123,7 +123,7 @@ def test_rows_of_dropped_tables_are_not_asked_for_where_rows_are_read_again(
     cut = client.delete_records([TopicPartition(*frontiers, first)])
     for done in cut.values():
         done.result(timeout=120)
-    line.database.execute("DROP TABLE gone", "DELETE FROM users WHERE id % 2 = 0")
+    line.database.execute("DROP TABLE dropped", "DELETE FROM users WHERE id % 2 = 0")
     builder = builder_of(line)
     sink = MemorySink(request.node.nodeid)
     try:

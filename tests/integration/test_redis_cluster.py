@@ -9,6 +9,7 @@ import redis
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from lockstep.conformance.store import LINES, USERS, apply
+from lockstep.sinks.redis.reader import RedisReader
 from lockstep.sinks.redis.sink import RedisSink, Settings
 from lockstep.sinks.shapes import Shape
 from tests.fixtures.store_redis import users
@@ -54,6 +55,50 @@ def test_a_cluster_that_loses_one_server_is_a_lost_store(
         assert not any(node.keys("shop:public*") for node in redis_cluster.nodes)
 
 
+@pytest.mark.parametrize("has_record", [False, True], ids=["rows", "record"])
+def test_a_lost_server_is_replaced_by_a_shadow_build_alongside_the_rest(
+    redis_cluster: ClusterServers,
+    open_sink: Callable[[Settings], RedisSink],
+    *,
+    has_record: bool,
+) -> None:
+    """Readers see the rest, at no frontier, and the lost generation stays lost until the switch."""
+    redis_cluster.flush()
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    sink = open_sink(settings)
+    apply(sink, 50, users(0, 50, 1))
+    holds = [bool(node.keys("shop:cdc:cache")) for node in redis_cluster.nodes]
+    lost, kept = holds.index(has_record), redis_cluster.nodes[holds.index(not has_record)]
+    redis_cluster.flush(lost)
+    rest = set(kept.keys("shop:public*"))
+    assert rest
+    with pytest.raises(StoreLostError):
+        sink.open()
+    shadow = sink.at(2)
+    shadow.open()
+    with redis.RedisCluster.from_url(redis_cluster.url) as client:
+        reader = RedisReader(client, "shop", "cache")
+        assert reader.frontier() is None
+        apply(shadow, 50, users(0, 50, 1))
+        assert reader.frontier() is None
+        assert set(kept.keys("shop:public*")) >= rest
+        if has_record:  # nothing is known of it: the follower's report shows that it is lost
+            assert open_sink(settings).open() is None
+        else:
+            with pytest.raises(StoreLostError):
+                open_sink(settings)
+        sink.switch(2)
+        state = open_sink(settings).open()
+        assert state is not None
+        assert state.applied.seq == 50
+        found = reader.frontier()
+        assert found is not None
+        assert (found.generation, found.seq) == (2, 50)
+    names = {name for node in redis_cluster.nodes for name in node.keys("shop:public.users:*")}
+    assert names == {b"shop:public.users:%d" % number for number in range(50)}
+    shadow.close()
+
+
 def test_one_server_that_lost_its_last_writes_is_detected(
     redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
@@ -63,12 +108,12 @@ def test_one_server_that_lost_its_last_writes_is_detected(
     sink = open_sink(settings)
     apply(sink, 50, users(0, 50, 1))
     (other,) = (node for node in redis_cluster.nodes if not node.keys("shop:cdc:cache"))
-    kept = {name: other.get(name) for name in other.keys("*") if b".slot:" not in name}
+    kept = {name: other.dump(name) for name in other.keys("*") if b".slot:" not in name}
     assert len(kept) > 80  # values, companions, and the server's record of the frontier
     apply(sink, 100, users(0, 50, 51))
     assert open_sink(settings).open() is not None
     for name, value in kept.items():
-        other.set(name, value)
+        other.restore(name, 0, value, replace=True)
     with pytest.raises(StoreLostError, match="last writes"):
         sink.begin(150, [USERS])
     with pytest.raises(StoreLostError, match="last writes"):

@@ -169,9 +169,9 @@ def test_a_kill_in_the_middle_of_a_cut_repeats_all_of_it(
     sink.close()
     with pytest.raises(UnavailableError, match="was restarted"):
         sink.commit(applied(2 * MANY))
-    standing = sink.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.reached) == (MANY, 2 * MANY)
+    state = sink.open()
+    assert state is not None
+    assert (state.applied.seq, state.reached) == (MANY, 2 * MANY)
     with redis.Redis.from_url(settings.url) as client:
         reader = RedisReader(client, "shop", "cache")
         with pytest.raises(UnavailableError):
@@ -197,9 +197,9 @@ def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
         sink.close()
         with pytest.raises(UnavailableError, match="older frontier"):
             sink.begin(6, [USERS])
-        standing = sink.open()
-        assert standing is not None
-        assert standing.applied == applied(2)
+        state = sink.open()
+        assert state is not None
+        assert state.applied == applied(2)
         apply(sink, 5, Changes((USERS,), [change(USERS, 3, None, 0), *users(2, 2, 4).changes]))
         assert stored(client, 4) == [None, 2, 4, 5]
 
@@ -281,7 +281,7 @@ def test_two_writers_at_once_only_repeat_each_other(
         try:
             for cut in cuts:
                 apply(sink, cut.changes[-1].seq, cut)
-        except BaseException as error:  # noqa: BLE001 - the test's own thread tells of it
+        except BaseException as error:  # noqa: BLE001 - the test's own thread reports it
             failed.append(error)
 
     threads = [threading.Thread(target=follow, args=(open_sink(settings),)) for _ in range(2)]
@@ -349,10 +349,11 @@ def test_another_key_waits_for_a_truncate(
     def rows(*ids: int) -> list[Change]:
         nonlocal seq
         seq += len(ids)
-        told = [row(other, seq, id=each, name=f"n{each}") for each in ids]
+        reported = [row(other, seq, id=each, name=f"n{each}") for each in ids]
         keys = [json.dumps({"id": each, "name": f"n{each}"}).encode() for each in ids]
         return [
-            Change(k, seq, json.dumps(r).encode(), 9, 1, 1) for k, r in zip(keys, told, strict=True)
+            Change(k, seq, json.dumps(r).encode(), 9, 1, 1)
+            for k, r in zip(keys, reported, strict=True)
         ]
 
     def names() -> set[bytes | str]:

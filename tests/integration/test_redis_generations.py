@@ -68,10 +68,10 @@ def built(settings: Settings, shapes: tuple[Shape, Shape]) -> tuple[RedisSink, R
     old = RedisSink(settings._replace(shapes={"public.users": shapes[0]}))
     old.open()
     put(old, 9, 1, 2, 4)
-    aside = RedisSink(settings._replace(shapes={"public.users": shapes[1]})).at(2)
-    aside.open()
-    put(aside, 9, 1, 2, 3)
-    return old, aside
+    shadow = RedisSink(settings._replace(shapes={"public.users": shapes[1]})).at(2)
+    shadow.open()
+    put(shadow, 9, 1, 2, 3)
+    return old, shadow
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
@@ -87,7 +87,7 @@ def test_a_killed_switch_is_continued_at_the_next_open(
     steps, ended = 0, False
     while not ended:
         redis_client.flushall()
-        old, aside = built(settings, shapes)
+        old, shadow = built(settings, shapes)
         before = seen(redis_client)
         left = steps
 
@@ -109,7 +109,7 @@ def test_a_killed_switch_is_continued_at_the_next_open(
         if steps > 0:
             with pytest.raises(SwitchedError):
                 old.begin(10, [])
-        assert aside.open() is not None
+        assert shadow.open() is not None
         current = RedisSink(settings._replace(shapes={"public.users": shapes[1]}))
         current.open()
         if steps > 0:
@@ -117,7 +117,7 @@ def test_a_killed_switch_is_continued_at_the_next_open(
             put(current, 9, 1, 2, 3)
             fresh = seen(redis_client)
             assert fresh == _expected(settings, shapes[1], redis_client, 1, 2, 3)
-        for each in (old, aside, current):
+        for each in (old, shadow, current):
             each.close()
         steps += 1
     assert steps > 4
@@ -197,9 +197,9 @@ def _overtaken(
     settings: Settings, shapes: tuple[Shape, Shape], turns: Turns, place: int, most: int
 ) -> bool:
     """Switch while others run; return whether that step was reached."""
-    old, aside = built(settings, shapes)
+    old, shadow = built(settings, shapes)
     new = settings._replace(shapes={"public.users": shapes[1]})
-    late, build = RedisSink(settings._replace(shapes={"public.users": shapes[0]})), aside.at(2)
+    late, build = RedisSink(settings._replace(shapes={"public.users": shapes[0]})), shadow.at(2)
     for each in (late, build):
         each.open()
         each.begin(20, [USERS, LINES])
@@ -209,7 +209,7 @@ def _overtaken(
         # Copies in the middle of a cut of either generation, then one that opens the store.
         changes = [change(USERS, 20, row(USERS, 20, n), n) for n in (2, 4)]
         for each in (late, build):
-            with pytest.raises(SwitchedError):  # noqa: PT012 - one server is told by its commit
+            with pytest.raises(SwitchedError):  # noqa: PT012 - its commit is refused by one server
                 each.write(Changes((USERS,), changes))
                 each.commit(applied(20))
         found.open()
@@ -221,7 +221,7 @@ def _overtaken(
     turns.let_in(_nobody, 0, 0)
     found.open()
     put(found, 30, 1, 2, 3, 5)
-    for each in (old, aside, late, build, found):
+    for each in (old, shadow, late, build, found):
         each.close()
     return came
 
@@ -275,22 +275,22 @@ def test_a_table_rebuilt_by_another_key_has_no_row_of_the_old_one(
     again = Changes((USERS, other), [change(USERS, 13, row(USERS, 13, 3), 3), by_name[0]])
     with pytest.raises(ConfigError, match="another key"):
         apply(sink, 14, again)
-    aside = sink.at(2, frozenset({"public.users"}))
-    aside.open()
-    aside.begin(15, [other])
-    aside.write(Changes((other,), by_name))
-    aside.commit(applied(15, generation=2))
+    shadow = sink.at(2, frozenset({"public.users"}))
+    shadow.open()
+    shadow.begin(15, [other])
+    shadow.write(Changes((other,), by_name))
+    shadow.commit(applied(15, generation=2))
     sink.switch(2)
-    standing = sink.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.reached) == (9, 15)
+    state = sink.open()
+    assert state is not None
+    assert (state.applied.seq, state.reached) == (9, 15)
     lines = Changes((LINES,), [change(LINES, 12, row(LINES, 12, 2, 2), 2, 2)])
     assert apply(sink, 15, lines, again) == 1
     assert {name for name in seen(redis_client) if "users" in name} == {
         "shop:public.users:n14",
         "shop:public.users:n15",
     }
-    for each in (sink, aside):
+    for each in (sink, shadow):
         each.close()
 
 
@@ -340,14 +340,14 @@ def test_a_rebuild_is_compared_by_known_rows_not_by_visible_ones(
     redis_url: str, redis_client: redis.Redis, shape: Shape
 ) -> None:
     """NULL or NaN in a template, two rows at one key, unknown columns, deletes, expired rows."""
-    told: dict[int, dict[str, object]] = {
+    reported: dict[int, dict[str, object]] = {
         1: {},
         2: {"name": None},
         3: {"amount": "NaN"},
         4: {"name": "n1"},
         5: {},
     }
-    changes = [change(USERS, n, row(USERS, n, n, **values), n) for n, values in told.items()]
+    changes = [change(USERS, n, row(USERS, n, n, **values), n) for n, values in reported.items()]
     changes[4] = changes[4]._replace(unchanged=("body", "name", "amount"))
     builder = Rows(*changes, change(USERS, 6, None, 6))
     sink = RedisSink(Settings(redis_url, "shop", "cache", shapes={"public.users": shape}))

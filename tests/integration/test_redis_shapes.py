@@ -15,6 +15,7 @@ from lockstep.sinks.contract import Change, Changes, Column, Version
 from lockstep.sinks.redis.sink import RedisSink, Settings
 from lockstep.sinks.shapes import Shape
 from tests.fixtures.seeds import first_seed
+from tests.fixtures.store_redis import expect_indexed
 
 Row = dict[str, Any]
 Keyspace = dict[str, Any]
@@ -202,6 +203,7 @@ def test_any_order_and_any_repetition_end_as_the_model(
         sink.commit(applied(100))
         sink.close()
         assert seen(redis_client, "t", shape) == expected(shape, "t", history.rows), seed
+        expect_indexed(redis_client)
 
 
 def test_cuts_torn_off_and_written_again_end_as_the_model(
@@ -236,6 +238,7 @@ def test_cuts_torn_off_and_written_again_end_as_the_model(
             sink.commit(applied(reached))
             done = len(history.changes)
             assert seen(redis_client, "t", shape) == expected(shape, "t", history.rows), seed
+            expect_indexed(redis_client)
             _rows_are_found_again(sink, shape, history)
         sink.close()
 

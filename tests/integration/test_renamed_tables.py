@@ -9,7 +9,6 @@ import pytest
 
 from cdc.cli.main import run
 from cdc.errors import Exit
-from cdc.log import reader
 from cdc.operate.commands import tables
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
@@ -17,7 +16,8 @@ from cdc.operate.status import read_status
 from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.integration.test_live_snapshot import begin, say, wait_state
+from tests.fixtures.read_back import read_to_end
+from tests.integration.test_incremental_snapshot import begin, say, wait_state
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v int)"
 _RENAME, _RENAME_BACK = "ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME TO t"
@@ -129,7 +129,7 @@ def test_a_table_renamed_while_it_is_replaced_is_complete_under_its_new_name(
 ) -> None:
     line = pipeline(
         _TABLE,
-        # So many that they are still being read when the daemon is told to pause.
+        # So many that they are still being read when the daemon is asked to pause.
         "INSERT INTO t SELECT i, 1 FROM generate_series(1, 60000) i",
         batch={"max_events": 200, "max_wait_ms": 20},
     )
@@ -145,6 +145,6 @@ def test_a_table_renamed_while_it_is_replaced_is_complete_under_its_new_name(
     assert (record.name, record.rows >= 60_001) == ("public.u", True)
     assert incomplete(line) == {"public.t": False}
     topic = f"{line.config.prefix}.public.u"
-    messages = reader.read_to_end(line.config, {topic: line.resume()[0].partitions[topic]})
+    messages = read_to_end(line.config, {topic: line.resume()[0].partitions[topic]})
     ops = [json.loads(message.value() or b"")["op"] for message in messages]
     assert ops.count("t") == 1, "rows of a table that had the name before would stay"

@@ -58,7 +58,7 @@ def test_only_the_rows_of_the_filter_are_captured(pipeline: NewPipeline) -> None
 
 
 @pytest.mark.pg(">= 15")
-def test_setup_changes_columns_and_rows_beside_the_daemon_without_a_gap(
+def test_setup_changes_columns_and_rows_alongside_the_daemon_without_a_gap(
     pipeline: NewPipeline,
 ) -> None:
     line = pipeline(USERS)
@@ -72,9 +72,9 @@ def test_setup_changes_columns_and_rows_beside_the_daemon_without_a_gap(
     again(line, tables={"public.users": {"where": "id > 3", "mask": {"email": "keep"}}})
     line.database.execute("INSERT INTO users VALUES (3, 'eu', 'c'), (4, 'eu', 'd')")
     assert events(line, 3)[2]["after"]["id"] == 4
-    told = versions(line)
-    assert [version["where"] for version in told] == [None, None, "(id > 3)"]
-    assert [len(version["columns"]) for version in told] == [3, 2, 3]
+    reported = versions(line)
+    assert [version["where"] for version in reported] == [None, None, "(id > 3)"]
+    assert [len(version["columns"]) for version in reported] == [3, 2, 3]
     assert [e["source"]["schema_id"] for e in events(line, 3)] == [1, 2, 3]
     # The next start accepts this too, though each change made a new membership.
     assert line.daemon.term() == 0
@@ -99,7 +99,7 @@ def test_setup_changes_the_publication_while_nobody_reads_without_a_gap(
     assert second["after"] == {"id": 2, "region": "eu"}
 
 
-def test_a_table_added_beside_the_daemon_is_captured_from_then_on(pipeline: NewPipeline) -> None:
+def test_a_table_added_alongside_the_daemon_is_captured_from_then_on(pipeline: NewPipeline) -> None:
     line = pipeline(USERS)
     line.start().wait_ready()
     line.database.execute("CREATE TABLE later (id int PRIMARY KEY)")
@@ -109,7 +109,9 @@ def test_a_table_added_beside_the_daemon_is_captured_from_then_on(pipeline: NewP
 
 
 @pytest.mark.pg(">= 15")
-def test_a_table_of_a_whole_schema_is_captured_from_its_first_row(pipeline: NewPipeline) -> None:
+def test_a_table_of_a_published_schema_is_captured_from_its_first_row(
+    pipeline: NewPipeline,
+) -> None:
     line = pipeline(USERS, source={"new_tables": "publish"})
     line.start().wait_ready()
     line.database.execute(
@@ -181,7 +183,7 @@ def test_stored_generated_columns_are_captured_on_18(pipeline: NewPipeline) -> N
 
 
 @pytest.mark.pg(">= 18")
-def test_a_virtual_column_is_told_by_the_doctor(pipeline: NewPipeline) -> None:
+def test_a_virtual_column_is_reported_by_the_doctor(pipeline: NewPipeline) -> None:
     line = pipeline(
         "CREATE TABLE g (id int PRIMARY KEY, v int GENERATED ALWAYS AS (id * 3) VIRTUAL)"
     )

@@ -98,8 +98,8 @@ def test_a_changed_selection_changes_the_publication_without_a_gap(pipeline: New
         "(tenant > 0)",
     )
     assert pinned(line) == before
-    said = again(line, tables=rule(where="tenant > 0"))
-    assert not [each for each in said if "changed" in each]
+    output = again(line, tables=rule(where="tenant > 0"))
+    assert not [each for each in output if "changed" in each]
     again(line, tables={})
     assert published(line)["users"][1] is None
     assert pinned(line) == before
@@ -234,8 +234,8 @@ def test_before_15_there_are_no_filters_and_excluded_columns_are_null(
     pipeline: NewPipeline,
 ) -> None:
     line = pipeline(USERS, tables=rule(exclude=["password"]))
-    said = " ".join(again(line, tables=rule(exclude=["password"])))
-    assert "public.users: Postgres sends password nevertheless; it is null in every event" in said
+    output = " ".join(again(line, tables=rule(exclude=["password"])))
+    assert "public.users: Postgres sends password nevertheless; it is null in every event" in output
     assert "a row filter takes Postgres 15" in errors(line, tables=rule(where="tenant > 0"))[0].what
 
 
@@ -253,8 +253,8 @@ def test_under_full_a_column_is_not_left_out_by_postgres(pipeline: NewPipeline) 
 
 def test_a_table_is_removed_by_exclude_and_the_log_continues(pipeline: NewPipeline) -> None:
     line = pipeline(USERS, "CREATE TABLE orders (id int PRIMARY KEY)")
-    said = " ".join(again(line, source__exclude=["public.orders"]))
-    assert "removed public.orders from the publication" in said
+    output = " ".join(again(line, source__exclude=["public.orders"]))
+    assert "removed public.orders from the publication" in output
     assert set(pinned(line)) == {"public.users"}
     assert line.resume()[0].publication.tables == pinned(line)
     # Added again, it is a new member: setup reports that its changes in between are in no stream.
@@ -287,9 +287,9 @@ def test_a_complete_schema_includes_later_tables(pipeline: NewPipeline) -> None:
     assert set(published(line)) == {"users", "later"}
     # Settings that a published schema can't have turn it into a list, without any loss.
     before = pinned(line)
-    said = " ".join(again(line, tables=rule(exclude=["password"])))
-    assert "tables one by one" in said
-    assert "captured only after the next `cdc setup`" in said
+    output = " ".join(again(line, tables=rule(exclude=["password"])))
+    assert "tables one by one" in output
+    assert "captured only after the next `cdc setup`" in output
     assert published(line)["users"][0] == ["tenant", "id", "region", "email"]
     assert pinned(line) == before
     again(line, source__exclude=["public.later"])
@@ -329,8 +329,8 @@ def test_without_a_superuser_a_schema_is_a_list(
         dsn = psycopg.conninfo.make_conninfo(line.database.dsn, user=role)
         # A change of owner writes the publication's row, as a change of its options does.
         acknowledge(line.config, survey(line.config), read=False)
-        said = " ".join(again(line, source__dsn=dsn, source__new_tables="publish"))
-        assert f"{role} is no superuser" in said
+        output = " ".join(again(line, source__dsn=dsn, source__new_tables="publish"))
+        assert f"{role} is no superuser" in output
         found = [each for each in examine(line.config) if each.check == "new_tables"]
         assert "is no superuser" in found[0].what
         before = pinned(line)

@@ -58,7 +58,7 @@ def errors(config: Config) -> dict[str, Finding]:
     return {e.check: e for e in examine(config) if e.severity is Severity.ERROR}
 
 
-def left_behind(config: Config, line: PipelineUnderTest) -> list[str]:
+def leftovers(config: Config, line: PipelineUnderTest) -> list[str]:
     """Return what exists of the pipeline."""
     found = sorted(topics.existing(topics.admin(config), config.prefix))
     with line.database.connect() as connection:
@@ -82,7 +82,7 @@ def test_doctor_and_setup_agree_that_a_publication_takes_the_tables_owner(
     for each in found.values():
         assert each.what in caught.value.what
         assert each.fix in caught.value.what
-    assert not left_behind(config, bare)
+    assert not leftovers(config, bare)
     for each in found.values():
         bare.database.execute(each.fix.partition("--")[0])
     assert not errors(config)
@@ -104,7 +104,7 @@ def test_a_group_that_owns_the_tables_is_granted(bare: PipelineUnderTest, role: 
         bare.database.execute(f"DROP OWNED BY {owner} CASCADE", f"DROP ROLE {owner}")
 
 
-def test_abilities_are_tried_and_leave_nothing_behind(bare: PipelineUnderTest, role: str) -> None:
+def test_abilities_are_tried_and_leave_nothing(bare: PipelineUnderTest, role: str) -> None:
     config = as_role(bare, role)
     with connect(config) as connection:
         server = read_server(connection)
@@ -115,7 +115,7 @@ def test_abilities_are_tried_and_leave_nothing_behind(bare: PipelineUnderTest, r
     assert able.slot is not None
     assert isinstance(able.stream, PermissionDeniedError)
     assert able.settable == frozenset()
-    assert not left_behind(config, bare)
+    assert not leftovers(config, bare)
     assert errors(config)["replication"].fix == f'ALTER ROLE "{role}" REPLICATION;'
 
 
@@ -139,7 +139,7 @@ def test_alter_system_is_proposed_to_whom_it_is_granted(bare: PipelineUnderTest,
         )
 
 
-def test_a_setup_that_fails_late_leaves_nothing_behind(
+def test_a_setup_that_fails_late_leaves_nothing(
     bare: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare.config_file = bare.write("lockstep.yaml")
@@ -153,7 +153,7 @@ def test_a_setup_that_fails_late_leaves_nothing_behind(
             list(set_up(bare.config))
     # Empty topics may stay if the brokers are slow: the next setup uses them.
     prefix = f"{bare.config.prefix}."
-    assert not [each for each in left_behind(bare.config, bare) if not each.startswith(prefix)]
+    assert not [each for each in leftovers(bare.config, bare) if not each.startswith(prefix)]
     list(set_up(bare.config))
 
 
@@ -161,7 +161,7 @@ def test_a_setup_that_is_refused_by_the_log_creates_nothing(bare: PipelineUnderT
     bare.config_file = bare.write("lockstep.yaml", log__replication_factor=7)
     with pytest.raises(ConfigError, match="replication_factor is 7"):
         list(set_up(bare.config))
-    assert not left_behind(bare.config, bare)
+    assert not leftovers(bare.config, bare)
 
 
 # --- what the daemon refuses ---
@@ -236,9 +236,9 @@ def test_adding_another_roles_table_shows_how_to_get_its_rows(
     statement = hint.partition("run: ")[2].partition(";")[0]
     bare.database.execute(statement)
     # The next setup reports that rows are missing.
-    said = " ".join(step.what for step in set_up(config))
-    assert "new in the publication: public.later" in said
-    assert "`cdc snapshot public.later`" in said
+    output = " ".join(step.what for step in set_up(config))
+    assert "new in the publication: public.later" in output
+    assert "`cdc snapshot public.later`" in output
     with pytest.raises(ConfigError, match="captured already"):
         control.add(config, ["public.later"])
 
@@ -263,7 +263,7 @@ def test_a_wal_level_below_logical_is_no_privilege_that_is_missing(
         )
         with pytest.raises(CDCError, match="wal_level"):
             list(set_up(config))
-        assert not left_behind(config, bare)
+        assert not leftovers(config, bare)
     finally:
         stack.down()
 
@@ -293,14 +293,14 @@ def test_the_owner_of_a_publication_is_named_who_may_change_it(
 def test_a_teardown_that_is_refused_drops_nothing(bare: PipelineUnderTest, role: str) -> None:
     own = bare.config
     list(set_up(own))
-    owned = left_behind(own, bare)
+    owned = leftovers(own, bare)
     config = as_role(bare, role)
     with pytest.raises(PermissionDeniedError, match="publication") as refused:
         list(tear_down(config, survey(config), with_topics=True))
     assert "DROP PUBLICATION" in refused.value.hint
-    assert left_behind(config, bare) == owned
+    assert leftovers(config, bare) == owned
     list(tear_down(own, survey(own), with_topics=True))
-    assert not left_behind(own, bare)
+    assert not leftovers(own, bare)
 
 
 def test_a_slot_that_a_daemon_streams_from_is_not_altered_and_not_waited_for(

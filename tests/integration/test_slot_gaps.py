@@ -148,8 +148,8 @@ def test_a_slot_that_somebody_advanced_is_a_gap(line: PipelineUnderTest) -> None
         "INSERT INTO users VALUES (2, 1)",
         f"SELECT pg_replication_slot_advance('{line.config.slot}', pg_current_wal_lsn())",
     )
-    said = line.refused(_CONFIG, f'slot "{line.config.slot}" is at', "no longer in the stream")
-    assert str(line.resume()[1].end_lsn) in said
+    output = line.refused(_CONFIG, f'slot "{line.config.slot}" is at', "no longer in the stream")
+    assert str(line.resume()[1].end_lsn) in output
 
 
 def test_a_second_pipeline_on_another_slot_is_refused_and_harms_nothing(
@@ -309,8 +309,8 @@ def test_a_record_that_is_no_record_is_refused(line: PipelineUnderTest) -> None:
 
 def test_another_database_of_the_server_is_refused(line: PipelineUnderTest) -> None:
     dsn = psycopg.conninfo.make_conninfo(line.database.dsn, dbname="postgres")
-    said = line.refused(_CONFIG, config_file=line.write("other.yaml", source__dsn=dsn))
-    assert line.database.name in said or "database" in said
+    output = line.refused(_CONFIG, config_file=line.write("other.yaml", source__dsn=dsn))
+    assert line.database.name in output or "database" in output
 
 
 def test_another_cluster_is_refused_though_it_has_such_a_slot(
@@ -347,10 +347,10 @@ def test_a_wrong_password_is_no_case_for_trying_again(line: PipelineUnderTest) -
         try:
             write_rules(connection, file, f"{rule}\n{rules}")
             dsn = psycopg.conninfo.make_conninfo(line.database.dsn, user=role, password="wrong")
-            said = line.refused(
+            output = line.refused(
                 _PERMISSION, "password", config_file=line.write("locked.yaml", source__dsn=dsn)
             )
-            assert "wrong" not in said
+            assert "wrong" not in output
         finally:
             write_rules(connection, file, rules)
             connection.execute(f"DROP ROLE {role}".encode())

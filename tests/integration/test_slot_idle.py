@@ -13,9 +13,9 @@ from tests.fixtures.servers import Database, PostgresServer, fresh_database
 
 _TABLES = (
     "CREATE TABLE users (id int PRIMARY KEY, n int)",
-    "CREATE SCHEMA aside",
-    "CREATE TABLE aside.unpublished (id int, filler text)",
-    "CREATE UNLOGGED TABLE aside.unlogged (id int, filler text)",
+    "CREATE SCHEMA elsewhere",
+    "CREATE TABLE elsewhere.unpublished (id int, filler text)",
+    "CREATE UNLOGGED TABLE elsewhere.unlogged (id int, filler text)",
 )
 # An idle slot advances every ten seconds or so.
 _IDLE_SECONDS = 120.0
@@ -49,7 +49,8 @@ def test_wal_that_holds_nothing_for_us_is_let_go(
             neighbour.execute(f"INSERT INTO busy {_FILLER}")
         else:
             line.database.execute(
-                f"INSERT INTO aside.unpublished {_FILLER}", f"INSERT INTO aside.unlogged {_FILLER}"
+                f"INSERT INTO elsewhere.unpublished {_FILLER}",
+                f"INSERT INTO elsewhere.unlogged {_FILLER}",
             )
         line.database.execute("CHECKPOINT")
 
@@ -62,13 +63,13 @@ def test_wal_that_holds_nothing_for_us_is_let_go(
             _lsn(line, "confirmed_flush_lsn") >= target and _lsn(line, "restart_lsn") > restart_lsn
         )
 
-    wait_until(followed, "the slot stands still", _IDLE_SECONDS, pause=1.0)
+    wait_until(followed, "the slot does not advance", _IDLE_SECONDS, pause=1.0)
     assert line.resume()[1].seq == 0
     assert daemon.health()["status"] == 200
     assert _lsn(line, "confirmed_flush_lsn") <= line.resume()[1].end_lsn
 
 
-def test_an_idle_slot_is_told_what_the_log_knows_and_no_open_transaction_is_lost(
+def test_an_idle_slot_is_confirmed_to_what_the_log_holds_and_no_open_transaction_is_lost(
     pipeline: NewPipeline,
 ) -> None:
     """WAL after an open transaction's rows is confirmed, the daemon killed; then that commits."""
@@ -77,9 +78,9 @@ def test_an_idle_slot_is_told_what_the_log_knows_and_no_open_transaction_is_lost
     with psycopg.connect(line.database.dsn) as slow:
         slow.execute("INSERT INTO users VALUES (1, 1)")
         before = _lsn(line, "confirmed_flush_lsn")
-        line.database.execute(f"INSERT INTO aside.unpublished {_FILLER}")
+        line.database.execute(f"INSERT INTO elsewhere.unpublished {_FILLER}")
         wait_until(
-            lambda: _lsn(line, "confirmed_flush_lsn") > before, "it stands still", _IDLE_SECONDS
+            lambda: _lsn(line, "confirmed_flush_lsn") > before, "it does not advance", _IDLE_SECONDS
         )
         assert _lsn(line, "restart_lsn") <= before
         line.daemon.kill()

@@ -50,25 +50,25 @@ def status(capfd: pytest.CaptureFixture[str]) -> Status:
 
 
 @pytest.mark.parametrize("major", majors(15, 16, 17, 18))
-def test_a_slot_that_kept_too_much_is_told_of_before_and_refused_after(
+def test_a_slot_that_kept_too_much_is_warned_of_before_and_refused_after(
     major: int, new_pair: NewPair, status: Status
 ) -> None:
     _, line = new_pair(major, _USERS, standby=False, settings=_ONE_MB)
     stopped(line)
     line.database.execute(_FILLER)
-    code, told = status(line)
+    code, reported = status(line)
     assert code == 1  # no daemon reads from it
-    assert any("is lost after" in each for each in told["warnings"])
+    assert any("is lost after" in each for each in reported["warnings"])
     for _ in range(3):
         line.database.execute(*[_FILLER] * 20, "CHECKPOINT")
     assert line.slot("wal_status") == "lost"
     line.refused(_CONFIG, "was invalidated", "cdc teardown --topics")
-    code, told = status(line)
-    assert (code, told["ok"]) == (_CONFIG, False)
+    code, reported = status(line)
+    assert (code, reported["ok"]) == (_CONFIG, False)
 
 
 @pytest.mark.parametrize("major", majors(18))
-def test_a_slot_that_nobody_read_for_too_long_is_told_of_before_and_refused_after(
+def test_a_slot_that_nobody_read_for_too_long_is_warned_of_before_and_refused_after(
     major: int, new_pair: NewPair, status: Status
 ) -> None:
     pair, line = new_pair(major, _USERS, standby=False)

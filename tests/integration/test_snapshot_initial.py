@@ -19,6 +19,7 @@ from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES as LOADED
 from tests.fixtures.load import Load
+from tests.fixtures.read_back import read_to_end
 from tests.fixtures.servers import PostgresServer
 
 INITIAL: dict[str, object] = {"mode": "initial", "runner": "local"}
@@ -48,8 +49,8 @@ TABLES = (
     "CREATE TABLE parts (id int, k text, v int, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
     "CREATE TABLE parts_a PARTITION OF parts FOR VALUES IN ('a')",
     # A partition may have its columns in another order.
-    "CREATE TABLE parts_b (gone int, v int, k text NOT NULL, id int NOT NULL)",
-    "ALTER TABLE parts_b DROP COLUMN gone",
+    "CREATE TABLE parts_b (dropped int, v int, k text NOT NULL, id int NOT NULL)",
+    "ALTER TABLE parts_b DROP COLUMN dropped",
     "ALTER TABLE parts ATTACH PARTITION parts_b FOR VALUES IN ('b')",
     "CREATE TABLE parts_c PARTITION OF parts FOR VALUES IN ('c') PARTITION BY RANGE (id)",
     "CREATE TABLE parts_c1 PARTITION OF parts_c FOR VALUES FROM (0) TO (1000)",
@@ -96,10 +97,10 @@ def test_the_stream_finds_every_table_as_the_snapshot_left_it(
         snapshot={**INITIAL, "range_bytes": 65_536},
     )
     daemon = line.start().wait_ready()
-    told = daemon.health()["snapshot"]
-    assert told["percent"] == 100
-    assert {t["table"]: t["rows"] for t in told["tables"]}["public.parts"] == 99
-    assert daemon.metric("lockstep_snapshot_rows") == told["rows"]
+    reported = daemon.health()["snapshot"]
+    assert reported["percent"] == 100
+    assert {t["table"]: t["rows"] for t in reported["tables"]}["public.parts"] == 99
+    assert daemon.metric("lockstep_snapshot_rows") == reported["rows"]
     converge(line.config)
     _touch_all(line)
     proof = converge(line.config)
@@ -110,7 +111,7 @@ def test_the_stream_finds_every_table_as_the_snapshot_left_it(
     known = topic.read(line.config)
     assert known.state is not None
     assert (known.state.stage, known.state.generation, known.ranges) == ("done", 1, [])
-    assert known.state.rows == told["rows"]
+    assert known.state.rows == reported["rows"]
     if postgres_server.major >= 18:
         (generated,) = [each for each in versions if each.table == "generated"]
         assert [column.name for column in generated.columns] == ["id", "d"]
@@ -197,7 +198,7 @@ def _rows(line: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
     name = f"{line.config.prefix}.public.{table}"
     events = [
         json.loads(message.value() or b"")
-        for message in reader.read_to_end(line.config, {name: line.resume()[0].partitions[name]})
+        for message in read_to_end(line.config, {name: line.resume()[0].partitions[name]})
         if message.value()
     ]
     return sorted(events, key=lambda event: int(event["source"]["seq"]))
@@ -218,7 +219,7 @@ def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> N
         late.execute("UPDATE users SET n = n + 100 WHERE id = 3999")
         daemon = line.start()
         wait_until(lambda: "waiting for" in str(daemon.health().get("reason")), "nobody waits")
-        wait_until(lambda: f"pid {late.info.backend_pid}" in daemon.log, "who is not told")
+        wait_until(lambda: f"pid {late.info.backend_pid}" in daemon.log, "it is not reported who")
         standby = line.start()
         wait_until(lambda: standby.state == "standby", "the second does not wait")
         # It can write all the same: what it writes commits after the point, and is streamed.
@@ -240,8 +241,8 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
-        "CREATE TABLE gone (id int)",
-        "INSERT INTO gone SELECT generate_series(1, 300)",
+        "CREATE TABLE dropped (id int)",
+        "INSERT INTO dropped SELECT generate_series(1, 300)",
         snapshot={**INITIAL, "range_bytes": 65_536, "rows_per_second": 5000},
     )
     daemon = line.start()
@@ -255,7 +256,7 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     assert known.state.stage == "running"
     assert known.ranges
     # What is left of generation 1 must vanish: rows deleted while no daemon ran.
-    line.database.execute("DELETE FROM t WHERE id % 4 = 0", "TRUNCATE gone")
+    line.database.execute("DELETE FROM t WHERE id % 4 = 0", "TRUNCATE dropped")
     file = line.write("fast.yaml", snapshot={**INITIAL, "range_bytes": 65_536})
     line.start(config_file=file).wait_ready(120)
     state = topic.read(line.config).state
@@ -289,9 +290,9 @@ def test_the_command_takes_it_alone_and_every_other_one_knows_of_it(
     assert note["severity"] == "note"
     assert "about 500 rows" in note["what"]
     assert json.loads(cdc("status", "--json"))["snapshot"]["stage"] == "due"
-    told = json.loads(cdc("snapshot", "--initial", "--json"))
-    assert (told["stage"], told["generation"], told["rows"]) == ("done", 1, 500)
-    assert json.loads(cdc("snapshot", "--initial", "--json")) == told
+    reported = json.loads(cdc("snapshot", "--initial", "--json"))
+    assert (reported["stage"], reported["generation"], reported["rows"]) == ("done", 1, 500)
+    assert json.loads(cdc("snapshot", "--initial", "--json")) == reported
     assert "500 rows, done in" in cdc("status")
     assert not [
         f for f in json.loads(cdc("doctor", "--json"))["findings"] if f["check"] == "snapshot"

@@ -121,7 +121,9 @@ CHANGES = (
 )
 
 
-def test_a_table_changed_since_is_told_and_no_more_of_it_is_written(pipeline: NewPipeline) -> None:
+def test_a_table_changed_since_is_reported_and_no_more_of_it_is_written(
+    pipeline: NewPipeline,
+) -> None:
     tables = {f"t{number}": change for number, change in enumerate(CHANGES)}
     line = pipeline(
         *(f"CREATE TABLE {t} (id int PRIMARY KEY, n int)" for t in tables),
@@ -143,7 +145,7 @@ def test_a_table_changed_since_is_told_and_no_more_of_it_is_written(pipeline: Ne
             assert len(rows(line, table)) == written
 
 
-def test_a_snapshot_that_is_gone_is_told(pipeline: NewPipeline) -> None:
+def test_a_missing_snapshot_is_reported(pipeline: NewPipeline) -> None:
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", snapshot=INITIAL
     )
@@ -174,9 +176,9 @@ def test_a_row_too_large_for_its_topic_is_a_dead_letter_of_the_same_transaction(
     letters = DeadLetterAssembler()
     for record in records_of(line, lambda name: name == names.dead_topic(line.config.prefix)):
         letters.add(record.key, record.value)
-    whole = orjson.loads(letters.take(pointer["id"]))
-    assert len(whole["after"]["v"]) == 90_000 * 32
-    assert whole["source"] == events[5]["source"]
+    complete = orjson.loads(letters.take(pointer["id"]))
+    assert len(complete["after"]["v"]) == 90_000 * 32
+    assert complete["source"] == events[5]["source"]
     assert all("dead" not in events[number]["source"] for number in (1, 4, 6, 9))
 
 

@@ -109,9 +109,9 @@ def test_tables_of_every_shape_are_the_same(database: Database, partitions: str)
             "CREATE TABLE generated (id int PRIMARY KEY, n int,"
             " twice int GENERATED ALWAYS AS (n * 2) STORED)",
             "INSERT INTO generated VALUES (1, 7), (2, NULL)",
-            "CREATE TABLE changed (gone text, id int PRIMARY KEY, n int4, also_gone int)",
-            "ALTER TABLE changed DROP gone, DROP also_gone",
-            "ALTER TABLE changed ADD gone bool",
+            "CREATE TABLE changed (dropped text, id int PRIMARY KEY, n int4, also_dropped int)",
+            "ALTER TABLE changed DROP dropped, DROP also_dropped",
+            "ALTER TABLE changed ADD dropped bool",
             "INSERT INTO changed VALUES (1, 2, true)",
             "CREATE TABLE keyless (v text)",
             "INSERT INTO keyless VALUES ('twice'), ('twice'), (NULL)",

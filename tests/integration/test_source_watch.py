@@ -92,7 +92,7 @@ def test_a_source_check_that_fails_costs_only_its_result(line: PipelineUnderTest
         " AND application_name LIKE 'lockstep%%' AND query ~ 'physical|pg_prepared_xacts'"
     )
     wait_until(lambda: line.query(looking)[0], "it does not look")
-    wait_until(lambda: daemon.health()["warnings"], "not told", _LOOK_SECONDS)
+    wait_until(lambda: daemon.health()["warnings"], "not reported", _LOOK_SECONDS)
     line.database.execute("INSERT INTO users VALUES (1, 1)")
     wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
     wait_until(lambda: not daemon.health()["warnings"], "it looks no more", _LOOK_SECONDS)

@@ -17,6 +17,7 @@ from lockstep.jobs.copying import direct
 from lockstep.jobs.copying.data_source import SnapshotSource, table_of
 from lockstep.sinks.delta import layout as delta_layout
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.read_back import read_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,12 +112,12 @@ def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
     )
     assert on_spark(made) == {"outcome": "taken", "generation": 2}
     big = mirror(lake, "big")
-    said = facts(big)[1:]
-    assert [(each["generation"], each["group"]) for each in said] == [
-        (2, number) for number in range(len(said))
+    output = facts(big)[1:]
+    assert [(each["generation"], each["group"]) for each in output] == [
+        (2, number) for number in range(len(output))
     ]
-    assert len(said) > 1
-    assert [each["frontier"] for each in said] == [None] * (len(said) - 1) + [said[-1]["lsn"]]
+    assert len(output) > 1
+    assert [each["frontier"] for each in output] == [None] * (len(output) - 1) + [output[-1]["lsn"]]
     rows = big.to_pyarrow_table().to_pylist()
     assert sorted(row["id"] for row in rows) == [0, *range(2, 5001)]
     assert len({row["_seq"] for row in rows}) == 5000
@@ -160,4 +161,4 @@ def events(made: PipelineUnderTest) -> list[Any]:
     config = made.config
     found = reader.read_resume(config)
     assert found is not None
-    return list(reader.read_to_end(config, found[0].partitions))
+    return list(read_to_end(config, found[0].partitions))

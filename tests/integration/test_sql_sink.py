@@ -204,9 +204,9 @@ def test_another_key_is_refused_unless_there_are_no_rows(sink: Sink, store: Stor
     with pytest.raises(ConfigError, match=r"public\.users has another key now \(name\)"):
         apply(sink, 3, Changes((other,), [new]))
     apply(sink, 3, Changes((other,), [new], truncated=2))
-    gone = Change(b'{"name":"n3"}', 4, None, 9, 1, 1, op="d")
+    deleted = Change(b'{"name":"n3"}', 4, None, 9, 1, 1, op="d")
     assert [each["id"] for each in query(store, "SELECT id FROM users")] == [1]
-    apply(sink, 4, Changes((other,), [gone]))
+    apply(sink, 4, Changes((other,), [deleted]))
     assert query(store, "SELECT id FROM users") == []
 
 
@@ -230,7 +230,7 @@ def test_a_key_column_that_became_text_still_finds_its_rows(postgres_store: Post
 
 
 def test_foreign_keys_hold_whatever_the_order_of_a_cut(postgres_store: PostgresStore) -> None:
-    """And a cut that violates one is refused with its name, and leaves nothing behind."""
+    """And a cut that violates one is refused with its name, and leaves nothing."""
     sink = postgres_store.sink()
     sink.open()
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from cdc.playground.servers.stack import LocalStack
-from tests.fixtures.alike import Another, content, settled
+from tests.fixtures.alike import Another, content, quiesced
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.standby import NewPair, majors
 from tests.fixtures.witness import Witness
@@ -37,8 +37,8 @@ def spooled(line: PipelineUnderTest) -> list[Path]:
 
 
 def rereads(line: PipelineUnderTest) -> int:
-    told = [event for event in line.daemon.events if event["event"] == "starting over"]
-    return sum("streamed before its commit" in event["fields"]["error"] for event in told)
+    reported = [event for event in line.daemon.events if event["event"] == "starting over"]
+    return sum("streamed before its commit" in event["fields"]["error"] for event in reported)
 
 
 @pytest.mark.majors
@@ -62,18 +62,18 @@ def test_streamed_or_sent_at_commit_the_log_is_the_same_byte_for_byte(
     for each in lines:
         each.daemon.wait_ready()
     streamed_load.write(line.database.dsn)
-    settled(lines)
+    quiesced(lines)
     counts = [streamed(each) for each in lines]
     assert counts[0] == 0
     assert all(count >= 6 for count in counts[1:]), "Postgres did not stream"
     assert [each.daemon.metric("lockstep_reconnects_total") for each in lines] == [0] * len(lines)
     streamed_load.write_doubtful(line.database.dsn)
-    settled(lines)
+    quiesced(lines)
     assert [rereads(each) for each in lines] == [0] + [1] * (len(lines) - 1)
     assert not any(witness.difference())
-    whole = content(line)
+    complete = content(line)
     for each in lines[1:]:
-        assert content(each) == whole
+        assert content(each) == complete
         wait_until(lambda: not spooled(each), "the file stays")  # noqa: B023 - at once
 
 
@@ -95,7 +95,7 @@ def new_line(new: NewPipeline, spool_dir: Path, streaming: str = "on") -> Pipeli
     return line
 
 
-def begun(line: PipelineUnderTest, first: int) -> psycopg.Connection[tuple[Any, ...]]:
+def started(line: PipelineUnderTest, first: int) -> psycopg.Connection[tuple[Any, ...]]:
     """Begin a large transaction, and wait until some of it is in the daemon's spool."""
     session = psycopg.connect(line.database.dsn)
     session.execute(_WIDE.format(first, first + 2_500).encode())
@@ -119,7 +119,7 @@ def test_killed_while_it_spools_it_leaves_no_files_and_loses_nothing(
     line = new_line(pipeline, tmp_path)
     witness = Witness(line)
     daemon = line.start().wait_ready()
-    with begun(line, 10_000) as kept, begun(line, 20_000) as dropped:
+    with started(line, 10_000) as kept, started(line, 20_000) as dropped:
         daemon.kill()
         assert spooled(line)
         dropped.rollback()
@@ -141,7 +141,7 @@ def test_killed_while_it_reads_back_it_continues_after_what_it_published(
     line = new_line(pipeline, tmp_path)
     witness = Witness(line)
     daemon = line.start("after_commit:6").wait_ready()
-    with begun(line, 10_000) as session:
+    with started(line, 10_000) as session:
         session.commit()
     reached = 1
     for failpoint in ("before_confirm:4", "after_flush:3", ""):
@@ -164,7 +164,7 @@ def test_what_postgres_forgot_in_a_crash_is_forgotten_in_the_spool(
     line = new_line(killable_pipeline, tmp_path, "parallel")
     witness = Witness(line)
     line.start().wait_ready()
-    session = begun(line, 10_000)
+    session = started(line, 10_000)
     killable_stack["postgres"].kill()
     session.close()
     killable_stack.start("postgres")
@@ -203,8 +203,8 @@ def test_a_full_disk_makes_it_wait_and_say_so_until_there_is_room(
     daemon = line.start().wait_ready()
     with psycopg.connect(line.database.dsn) as session:
         session.execute(_WIDE.format(1, 2_500).encode())
-    said = "spooling a streamed transaction"
-    wait_until(lambda: daemon.log.count(said) > 2, "it does not say so")
+    output = "spooling a streamed transaction"
+    wait_until(lambda: daemon.log.count(output) > 2, "it does not say so")
     # Between two sessions; at the beginning of each it streams, until the disk is full again.
     wait_until(lambda: daemon.health()["status"] == 503, "it is ready all the same")
     assert "No space left on device" in daemon.log

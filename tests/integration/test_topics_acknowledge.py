@@ -43,9 +43,9 @@ def test_added_partitions_are_refused_until_acknowledged_and_then_keep_every_ord
     widen(line, topic, 7)
     line.refused(_CONFIG, f"topic {topic} has 7 partitions", "cdc topics acknowledge")
     assert acknowledge(line, "--yes", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["epoch"], said["seq"]) == (2, line.resume()[1].seq)
-    assert topic in said["acknowledged"][0]
+    output = json.loads(capsys.readouterr().out)
+    assert (output["epoch"], output["seq"]) == (2, line.resume()[1].seq)
+    assert topic in output["acknowledged"][0]
     daemon = line.start().wait_ready()
     with Load(line.database.dsn, 32) as load:
         wait_until(lambda: load.commits > 100, "no load")
@@ -60,7 +60,7 @@ def test_added_partitions_are_refused_until_acknowledged_and_then_keep_every_ord
             seqs[source["epoch"]].append(source["seq"])
             if record.topic == topic:
                 homes[source["epoch"]].add(record.partition)
-    assert max(seqs[1]) == said["seq"] == min(seqs[2]) - 1
+    assert max(seqs[1]) == output["seq"] == min(seqs[2]) - 1
     assert max(homes[1]) < 3 <= max(homes[2]), "the new partitions are not used"
 
 

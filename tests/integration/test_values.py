@@ -245,13 +245,13 @@ def test_every_type_is_what_the_contract_says_whatever_the_roles_settings(
         "DELETE FROM t WHERE id = 1",
         "DELETE FROM t WHERE id = 2",
     )
-    whole = {"id": 1} | {f"c{i}": case.expected for i, case in enumerate(CASES)}
+    complete = {"id": 1} | {f"c{i}": case.expected for i, case in enumerate(CASES)}
     empty: dict[str, object] = {"id": 2} | {f"c{i}": None for i in range(len(CASES))}
     created, nulls, updated, deleted, deleted_nulls = capture.events()
     for row in (created["after"], updated["before"], updated["after"], deleted["before"]):
-        differ = {CASES[int(k[1:])]: v for k, v in row.items() if k != "id" and v != whole[k]}
+        differ = {CASES[int(k[1:])]: v for k, v in row.items() if k != "id" and v != complete[k]}
         assert differ == {}
-        assert row == whole
+        assert row == complete
         for i, case in enumerate(CASES):  # 1 is not true, "1" is not 1
             assert isinstance(row[f"c{i}"], bool) == isinstance(case.expected, bool)
     assert nulls["after"] == deleted_nulls["before"] == empty
@@ -277,15 +277,15 @@ def test_unchanged_toast_is_named_under_default_and_filled_under_full(
         ],
     )
     events = capture.events()
-    whole = {"id": 1, "n": 2, "body": LONG, "doc": f'"{LONG}"'}
+    complete = {"id": 1, "n": 2, "body": LONG, "doc": f'"{LONG}"'}
     placeholder = "__debezium_unavailable_value"
     assert events[1]["after"] == {"id": 1, "n": 2, "body": placeholder, "doc": placeholder}
     assert events[1]["source"]["unchanged"] == ["body", "doc"]
     assert events[2]["after"] == {"id": 1, "n": 3, "body": None, "doc": placeholder}
     assert events[2]["source"]["unchanged"] == ["doc"]
-    assert events[4]["after"] == whole
-    assert events[4]["before"] == whole | {"n": 1}
-    assert events[5]["after"] == whole | {"n": 3, "body": None}
+    assert events[4]["after"] == complete
+    assert events[4]["before"] == complete | {"n": 1}
+    assert events[5]["after"] == complete | {"n": 3, "body": None}
     assert all("unchanged" not in event["source"] for event in (events[0], *events[3:]))
 
 
@@ -337,8 +337,8 @@ def test_keys_identities_and_truncates(capture: Capture, database: Database) -> 
         "TRUNCATE shop.p, shop.k",
     )
     events = capture.events()
-    told = [(e["source"]["table"], e["op"], e["before"], e["after"]) for e in events]
-    assert told[:8] == [
+    reported = [(e["source"]["table"], e["op"], e["before"], e["after"]) for e in events]
+    assert reported[:8] == [
         ("p", "c", None, {"a": 1, "b": 2, "n": 3}),
         ("p", "d", {"b": 2, "a": 1}, None),
         ("p", "c", None, {"a": 9, "b": 2, "n": 3}),
@@ -348,7 +348,7 @@ def test_keys_identities_and_truncates(capture: Capture, database: Database) -> 
         ("i", "d", {"a": 1, "b": 2}, None),
         ("k", "c", None, {"n": 1}),
     ]
-    assert sorted(told[8:]) == [("k", "t", None, None), ("p", "t", None, None)]
+    assert sorted(reported[8:]) == [("k", "t", None, None), ("p", "t", None, None)]
     assert [e["source"]["ordinal"] for e in events] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 2]
     assert [e["source"]["seq"] for e in events] == list(range(1, 11))
     commits = [LSN.parse(e["source"]["commit_lsn"]) for e in events]

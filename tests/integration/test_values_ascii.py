@@ -51,8 +51,8 @@ def test_text_that_is_not_utf8_is_its_bytes_where_the_configuration_says_so(
     first, second = (event["after"] for event in capture.events())
     capture.close()
     assert first == {"id": 1, "v": "Zoë", "a": ["x"], "n": "1.50"}
-    told = [{"base64": base64.b64encode(data).decode()} for data in (b'\xff"', b"\xff,")]
-    assert second == {"id": 2, "v": told[0], "a": [told[1], "y", None], "n": "2"}
+    reported = [{"base64": base64.b64encode(data).decode()} for data in (b'\xff"', b"\xff,")]
+    assert second == {"id": 2, "v": reported[0], "a": [reported[1], "y", None], "n": "2"}
 
 
 def test_without_the_option_it_stops_and_names_the_option(ascii_dsn: str) -> None:

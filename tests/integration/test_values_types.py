@@ -159,7 +159,7 @@ def test_the_table_of_values_has_every_type_of_the_server(decoded: Decoded) -> N
     assert on_server <= set(TYPE_NAMES.values())
 
 
-def test_only_boxes_stand_between_other_marks_than_commas(decoded: Decoded) -> None:
+def test_only_boxes_are_separated_by_other_marks_than_commas(decoded: Decoded) -> None:
     found = decoded.sql.execute(
         "SELECT DISTINCT typname, typdelim FROM pg_type WHERE typdelim <> ',' AND typtype = 'b'"
         " AND typelem <> typarray AND left(typname, 1) <> '_'"

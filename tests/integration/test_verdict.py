@@ -16,7 +16,7 @@ from cdc.operate import followers
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.records import SnapshotState
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.integration.test_live_snapshot import begin, found, say
+from tests.integration.test_incremental_snapshot import begin, found, say
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
@@ -51,14 +51,14 @@ def test_an_incremental_snapshot_that_loops_on_an_error_is_not_ok(
     with line.database.connect() as connection, connection.transaction():
         connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         number = begin(line, "public.t")
-        _errors_are_told(line, number, capsys)
+        _errors_are_reported(line, number, capsys)
     wait_until(lambda: status(line, capsys)[1]["ok"], "what has passed is not over")
     record = found(line, number)
     assert record is not None
     assert (record.state, record.errors, record.failing_since_us) == ("done", 0, None)
 
 
-def _errors_are_told(
+def _errors_are_reported(
     line: PipelineUnderTest, number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def erred() -> bool:
@@ -66,15 +66,15 @@ def _errors_are_told(
         return bool((found(line, number) or _NONE).errors >= 2)
 
     wait_until(erred, "no errors are counted")
-    _, told = status(line, capsys)
-    assert not told["ok"]
+    _, reported = status(line, capsys)
+    assert not reported["ok"]
     [cause] = [
-        each for each in told["verdict"]["causes"] if each["about"] == "incremental_snapshot"
+        each for each in reported["verdict"]["causes"] if each["about"] == "incremental_snapshot"
     ]
     assert f"the snapshot {number} of public.t has read nothing" in cause["what"]
     assert "errors in a row): " in cause["what"]
     assert cause["since_seconds"] > 0
-    assert healthz(line)[1]["level"] == told["verdict"]["level"] != "ok"
+    assert healthz(line)[1]["level"] == reported["verdict"]["level"] != "ok"
     assert line.daemon.metric("lockstep_incremental_snapshot_errors") >= 2
 
 
@@ -113,9 +113,9 @@ def test_a_due_snapshot_that_was_skipped_is_never_ok(
     publisher.add(*topic.state_record(line.config, state))
     publisher.flush()
     publisher.commit()
-    code, told = status(line, capsys)
+    code, reported = status(line, capsys)
     assert code == Exit.FAILED
-    assert "the initial snapshot is due" in told["verdict"]["sentence"]
+    assert "the initial snapshot is due" in reported["verdict"]["sentence"]
 
 
 @pytest.mark.long("the other lag", sample=["1000"])

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc.cli.main import run
-from cdc.client import BehindError, Client
+from cdc.client import Client, LagError
 from cdc.config import Config
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
@@ -61,12 +61,12 @@ def client(line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def has(client: Client, lsn: int) -> bool:
     try:
         client.wait(LSN(lsn), ["cache"], timeout=0)
-    except BehindError:
+    except LagError:
         return False
     return True
 
 
-def test_it_is_told_exactly_what_is_applied(client: Client, follower: FakeFollower) -> None:
+def test_it_reports_exactly_what_is_applied(client: Client, follower: FakeFollower) -> None:
     """Through advances, repeats by another copy, steps back, rebuilds, and late reports."""
     random_ = random.Random(7)
     generation, at = 1, 0
@@ -87,7 +87,7 @@ def test_it_is_told_exactly_what_is_applied(client: Client, follower: FakeFollow
         assert has(client, wanted) is (wanted <= at)
 
 
-def test_no_thread_is_told_too_early(client: Client, follower: FakeFollower) -> None:
+def test_no_thread_is_released_too_early(client: Client, follower: FakeFollower) -> None:
     """Threads share a client; each returns as soon as its LSN is applied, and not before."""
     early: list[int] = []
     last = 60
@@ -129,11 +129,11 @@ def test_a_token_of_a_commit_is_where_the_log_will_be(
     other = str(token).replace(token.database, "another")
     with pytest.raises(ConfigError, match="is of another database"):
         client.wait(other, timeout=0)
-    with pytest.raises(BehindError, match="cache has never run"):
+    with pytest.raises(LagError, match="cache has never run"):
         client.wait(token, timeout=0)
 
 
-def test_the_commands_say_who_is_behind(
+def test_the_commands_say_which_followers_lag(
     line: PipelineUnderTest,
     follower: FakeFollower,
     capsys: pytest.CaptureFixture[str],
@@ -145,32 +145,35 @@ def test_the_commands_say_who_is_behind(
 
     def wait(*words: str) -> tuple[int, str]:
         code = run(["wait", "-c", path, *words])
-        told = capsys.readouterr()
-        return code, told.out + told.err
+        described = capsys.readouterr()
+        return code, described.out + described.err
 
     follower.apply(0x100)
     assert wait("--lsn", "0/100") == (0, "✓ cache has applied all up to 0/100, seq 0\n")
-    code, said = wait("--lsn", "0/200", "--timeout", "100ms")
-    assert (code, "no daemon reads the slot" in said) == (Exit.UNAVAILABLE, True)
+    code, output = wait("--lsn", "0/200", "--timeout", "100ms")
+    assert (code, "no daemon reads the slot" in output) == (Exit.UNAVAILABLE, True)
     line.start().wait_ready()
     follower.apply(0x100)  # a report that is old means a job that does not run
-    code, said = wait("--lsn", "0/200", "--timeout", "100ms")
-    assert (code, "cache is following, 256 bytes behind at 0/100" in said) == (75, True)
-    assert "no daemon" not in said
+    code, output = wait("--lsn", "0/200", "--timeout", "100ms")
+    assert (code, "cache is following, at 0/100, with a lag of 256 bytes" in output) == (75, True)
+    assert "no daemon" not in output
     follower.report(state="stopped", lsn=LSN(0x100))
     assert wait("--lsn", "0/200", "--timeout", "100ms")[0] == Exit.UNAVAILABLE
     follower.report(state="halted", lsn=LSN(0x100), what="a gap in t", hint="cdc rebuild cache")
-    code, said = wait("--lsn", "0/200", "--timeout", "1h")
+    code, output = wait("--lsn", "0/200", "--timeout", "1h")
     assert code == Exit.CONFIG
-    assert "has halted 256 bytes behind at 0/100: a gap in t\nwhat to do: cdc rebuild cache" in said
+    assert (
+        "has halted at 0/100, with a lag of 256 bytes: a gap in t\nwhat to do: cdc rebuild cache"
+        in output
+    )
     assert wait("--lsn", "0/100")[0] == Exit.OK
     for words, says in (
         (("--for", "nobody"), "there is no follower nobody"),
         (("--lsn", "x"), "not an LSN"),
         (("--token", "x@"), "not a token"),
     ):
-        code, said = wait(*words)
-        assert (code, says in said) == (Exit.CONFIG, True)
+        code, output = wait(*words)
+        assert (code, says in output) == (Exit.CONFIG, True)
     assert run(["token", "-c", path]) == Exit.OK
     token = capsys.readouterr().out.strip()
     follower.apply(1 << 62)

@@ -12,7 +12,7 @@ from cdc.errors import Exit
 from cdc.operate.commands import snapshots
 from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.integration.test_live_snapshot import begin
+from tests.integration.test_incremental_snapshot import begin
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
@@ -71,7 +71,7 @@ def test_a_snapshot_that_takes_longer_ends_the_wait_as_temporary(
             snapshots.wait(line.config, [number], timeout=4.0)
         assert raised.value.exit_code == Exit.TEMPORARY
         # While the lock is held, the snapshot is not well, and reports what it may wait for.
-        wait_until(lambda: waits(line, number), "nothing is said of the lock")
+        wait_until(lambda: waits(line, number), "the lock is not reported")
     wait_until(lambda: live_topic.read(line.config)[0].state == "done", "it is not read")
 
 

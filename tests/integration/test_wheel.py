@@ -88,8 +88,8 @@ def test_the_wheel_has_every_file_and_its_migrations_work(
     cdc = ["-m", "cdc.cli.main"]
     config = ["-c", str(bare.config_file)]
     run(*cdc, "setup", *config)
-    said = run(*cdc, "migrations", "status", *config)
-    assert all(f"{name} is there ({name}_{head})" in said for name, head in heads.items())
+    output = run(*cdc, "migrations", "status", *config)
+    assert all(f"{name} is there ({name}_{head})" in output for name, head in heads.items())
     run(*cdc, "teardown", "--yes", "--topics", *config)
     assert bare.query("SELECT to_regnamespace('lockstep')") == (None,)
 
@@ -156,7 +156,9 @@ WITHOUT = [
 ]
 
 
-def test_what_an_extra_is_missing_for_is_told_in_one_sentence(plain: Path, tmp_path: Path) -> None:
+def test_what_an_extra_is_missing_for_is_reported_in_one_sentence(
+    plain: Path, tmp_path: Path
+) -> None:
     (tmp_path / "lockstep.yaml").write_text(CONFIG, encoding="utf-8")
     hidden = ("LOCKSTEP_", "PYTHON", "SPARK_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -174,8 +176,8 @@ def test_what_an_extra_is_missing_for_is_told_in_one_sentence(plain: Path, tmp_p
         assert "Traceback" not in done.stderr
         assert len(done.stderr.splitlines()) == 2, done.stderr
     for name, *given in (["follow"], ["rebuild", "cache"], ["snapshot"]):
-        told = run(str(plain), "spark", "app", name)
-        path = Path(told.stdout.strip())
+        reported = run(str(plain), "spark", "app", name)
+        path = Path(reported.stdout.strip())
         assert path.is_file()
         assert path.is_relative_to(plain.parents[1])
         # As a user would run it without Spark's own spark-submit.
@@ -183,8 +185,8 @@ def test_what_an_extra_is_missing_for_is_told_in_one_sentence(plain: Path, tmp_p
         assert done.returncode == 78, done.stderr
         assert "what to do: pip install 'lockstep-cdc[spark]'" in done.stderr
         assert "Traceback" not in done.stderr
-    told = run(str(plain), "spark", "app", "follow", "--json")
-    assert json.loads(told.stdout)["app"] == "follow"
+    reported = run(str(plain), "spark", "app", "follow", "--json")
+    assert json.loads(reported.stdout)["app"] == "follow"
 
 
 def test_the_spark_extra_alone_can_fetch_its_jars(wheel: Path) -> None:

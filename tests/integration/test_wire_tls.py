@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.alike import Another, content, settled
+from tests.fixtures.alike import Another, content, quiesced
 from tests.fixtures.daemon import PipelineUnderTest
 from tests.fixtures.standby import NewPair, majors
 
@@ -103,9 +103,9 @@ def test_tls_tcp_and_unix_sockets_bring_the_same_events(
         "INSERT INTO users SELECT i, 1, 'n' || i FROM generate_series(1000, 20000) i",
         "UPDATE users SET n = 2 WHERE id < 1500",
     )
-    settled(lines)
-    whole = content(tcp)
-    assert content(tls) == content(local) == whole
+    quiesced(lines)
+    complete = content(tcp)
+    assert content(tls) == content(local) == complete
     for line in lines:
         assert line.daemon.metric("lockstep_reconnects_total") == 0
         assert line.daemon.term() == 0

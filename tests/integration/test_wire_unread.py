@@ -41,16 +41,16 @@ class Unread:
         pgconn: Any = SimpleNamespace(socket=ours.fileno(), ssl_in_use=False, used_gssapi=False)
         client: Any = SimpleNamespace(pgconn=pgconn)
         self.wire: Wire = wire(client, replication=True)
-        self.piece, self.said, self.heard = piece, 0, 0
+        self.piece, self.sent, self.received = piece, 0, 0
 
     def fill(self) -> None:
         with suppress(BlockingIOError):
-            self.said += self.end.send(self.piece)
+            self.sent += self.end.send(self.piece)
 
-    def hear(self) -> int:
+    def receive(self) -> int:
         with suppress(BlockingIOError):
-            self.heard += len(self.end.recv(1 << 16))
-        return self.heard
+            self.received += len(self.end.recv(1 << 16))
+        return self.received
 
     def close(self) -> None:
         self.wire.close()
@@ -68,7 +68,7 @@ def unread() -> Iterator[list[Unread]]:
 
 
 def _full(unread: list[Unread]) -> bool:
-    return all(each.said > BUFFER_BYTES for each in unread)
+    return all(each.sent > BUFFER_BYTES for each in unread)
 
 
 def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> None:
@@ -88,7 +88,7 @@ def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> No
                 each.wire.send(_FEEDBACK)
         time.sleep(_PAUSE_SECONDS)
     wanted = sent * (_HEAD_BYTES + len(_FEEDBACK))
-    wait_until(lambda: all(each.hear() == wanted for each in unread), "feedback does not arrive")
+    wait_until(lambda: all(each.receive() == wanted for each in unread), "feedback does not arrive")
 
 
 def test_what_piled_up_is_read_completely_and_the_buffer_shrinks_again(
@@ -96,16 +96,16 @@ def test_what_piled_up_is_read_completely_and_the_buffer_shrinks_again(
 ) -> None:
     its = unread[0]
     its.wire.make_room()
-    while its.said < 4 * BUFFER_BYTES:
+    while its.sent < 4 * BUFFER_BYTES:
         its.fill()
     read = 0
 
     def all_read() -> bool:
         nonlocal read
         read += len(its.wire.read())
-        return read == its.said
+        return read == its.sent
 
-    wait_until(all_read, "what was said does not come", pause=0)
+    wait_until(all_read, "what was sent does not come", pause=0)
     its.fill()
     wait_until(its.wire.read, "the last does not come")
     size = its._ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)

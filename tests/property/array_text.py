@@ -15,9 +15,9 @@ def read(text: str, element: Callable[[str], object], delimiter: str = ",") -> N
     """Return the array as nested lists, None for NULL; the text if it states lower bounds."""
     if not text.startswith("{"):
         return text
-    whole, at = _list(text, 0, element, delimiter)
-    assert at == len(text), "text behind an array"
-    return whole
+    complete, at = _list(text, 0, element, delimiter)
+    assert at == len(text), "text after an array"
+    return complete
 
 
 def _list(

@@ -127,7 +127,7 @@ class World:
                 session.feed([frame(relation) for relation in RELATIONS.values()])
             session.feed([frame(step, self.lsn - 10) for step, _ in steps])
             session.feed([commit(self.lsn, self.lsn + 8)])
-            again = self._told_again([told for _, told in steps])
+            again = self._reported_again([reported for _, reported in steps])
             for each in session.waiting():
                 self._publish(*each, again)
             if self.chance.random() < 0.4:
@@ -215,12 +215,12 @@ class World:
         if self.chance.random() < 0.3:
             del rows[key]
             return Delete(number, self._old(topic, old)), False
-        whole = OldTuple(_tuple(old)) if topic == LINES else None
+        complete = OldTuple(_tuple(old)) if topic == LINES else None
         if topic == USERS and self.chance.random() < 0.6:
             rows[key] = {**new, "body": old["body"]}
             return Update(number, None, _tuple(new, sent=False)), False
         rows[key] = new
-        return Update(number, whole, _tuple(new)), topic == USERS and self.chance.random() < 0.2
+        return Update(number, complete, _tuple(new)), topic == USERS and self.chance.random() < 0.2
 
     def _moved(self, topic: str, key: bytes, new: Row) -> Any:  # noqa: ANN401 - as above
         """Give a row another key; a long column may not be sent."""
@@ -239,8 +239,8 @@ class World:
     # -- the log -----------------------------------------------------------------------------------
 
     @staticmethod
-    def _told_again(told: list[bool]) -> set[int]:
-        return {ordinal for ordinal, again in enumerate(told, 1) if again}
+    def _reported_again(reported: list[bool]) -> set[int]:
+        return {ordinal for ordinal, again in enumerate(reported, 1) if again}
 
     def _publish(
         self, topic: str, number: int, key: bytes | None, value: bytes | None, again: set[int]

@@ -165,15 +165,15 @@ def history_of(seed: int, transactions: int) -> History:
 histories: Final = st.builds(history_of, st.integers(0, 2**32 - 1), st.integers(1, 6))
 
 
-def frames(history: History, told: dict[int, Relation] | None = None) -> Iterator[bytes]:
+def frames(history: History, relations: dict[int, Relation] | None = None) -> Iterator[bytes]:
     """Yield what a session receives that knows these tables: at its start none."""
-    told = {} if told is None else told
+    relations = {} if relations is None else relations
     for transaction in history:
         yield begin(transaction.final_lsn, transaction.xid, transaction.time_us)
         for step in transaction.steps:
             for relation in step.relations:
-                if step.described_again or told.get(relation.relation_id) != relation:
-                    told[relation.relation_id] = relation
+                if step.described_again or relations.get(relation.relation_id) != relation:
+                    relations[relation.relation_id] = relation
                     if _EXTRA in relation.columns:
                         yield frame(Type(_EXTRA.type_id, "public", "mood"))
                     yield frame(relation)
@@ -184,7 +184,7 @@ def frames(history: History, told: dict[int, Relation] | None = None) -> Iterato
 def expected(history: History) -> list[Expected]:
     """Return every record of the history in its order, computed the slow way."""
     records: list[Expected] = []
-    told: dict[int, Described] = {}
+    relations: dict[int, Described] = {}
     seq = schema_id = 0
     for transaction in history:
         ordinal, origin = 0, None
@@ -192,7 +192,7 @@ def expected(history: History) -> list[Expected]:
             if isinstance(step.message, Origin):
                 origin = step.message.name
             for relation in step.relations:
-                known = told.get(relation.relation_id)
+                known = relations.get(relation.relation_id)
                 if known is None or known.relation != relation:
                     schema_id += 1
                     if known is not None:
@@ -204,7 +204,7 @@ def expected(history: History) -> list[Expected]:
                         records.append(_alteration(known, relation, schema_id, place))
                     key = KEYS[relation.relation_id]
                     described = Described(relation, key, schema_id, PARTITIONS, epoch=EPOCH)
-                    told[relation.relation_id] = described
+                    relations[relation.relation_id] = described
             for message in _by_table(step.message):
                 ordinal += 1
                 relation_id = (
@@ -216,7 +216,7 @@ def expected(history: History) -> list[Expected]:
                 place = Place(
                     step.lsn, final, transaction.time_us, transaction.xid, ordinal, seq + 1, origin
                 )
-                made = reference.events(message, told[relation_id], place)
+                made = reference.events(message, relations[relation_id], place)
                 seq += sum(record.value is not None for record in made)
                 records += made
     return records

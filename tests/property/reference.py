@@ -114,8 +114,8 @@ def _days(year: int, month: int, day: int) -> int:
 
 
 def _micros(hours: str, minutes: str, seconds: str, fraction: str | None) -> int:
-    whole = int(hours) * 3_600 + int(minutes) * 60 + int(seconds)
-    return int((whole + Fraction("0" + (fraction or ".0"))) * 1_000_000)
+    complete = int(hours) * 3_600 + int(minutes) * 60 + int(seconds)
+    return int((complete + Fraction("0" + (fraction or ".0"))) * 1_000_000)
 
 
 def events(message: RowMessage, table: Described, place: Place) -> list[Expected]:

@@ -119,10 +119,10 @@ class Session:
 
     def feed(self, frames: list[bytes]) -> None:
         """Feed all frames, stopping where the sequencer asks."""
-        whole, at = chunk(*frames), 0
+        complete, at = chunk(*frames), 0
         step: Step | Pause | None = None
         while step is not Pause.MORE:
-            at, step = self.sequencer.feed(whole, at)
+            at, step = self.sequencer.feed(complete, at)
             if isinstance(step, Relation):
                 self.describe(step)
             else:

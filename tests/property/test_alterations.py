@@ -22,6 +22,7 @@ from cdc import failpoints
 from cdc.encode.alterations import altered, compare
 from cdc.events import LSN
 from cdc.log.records import ALTERED, SchemaColumn, SchemaRecord
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.applying import Applying
 from lockstep.jobs.cuts.altered import alterations, parts
 from lockstep.jobs.cuts.reduce import Bounds, Events
@@ -29,7 +30,6 @@ from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Applied, Sink, Version
 from lockstep.sinks.delta.settings import Settings as DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
-from lockstep.sinks.memory import STORES, MemorySink
 from lockstep.sinks.sql.sink import Settings as SqlSettings
 from lockstep.sinks.sql.sink import SqlSink
 from tests.property.reference import PLACEHOLDER
@@ -190,6 +190,8 @@ class Follower:
             with (
                 closing(self.sink()) as sink,
                 mock.patch("cdc.failpoints.reach", _kill),
+                # Between the commit that alters a mirror and the one that changes it.
+                mock.patch.object(DeltaSink, "_apply", side_effect=KilledError),
                 suppress(KilledError),
             ):
                 sink.open()

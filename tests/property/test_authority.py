@@ -96,7 +96,7 @@ class Hearing:
         self.snapshots.adopt(IncrementalLog([], [], []), Completeness())
         self._at = 0x2000
 
-    def hear(
+    def receive(
         self, prefix: str, content: bytes, *, transactional: bool = True, xid: int = 771
     ) -> int:
         """Receive a message; return how many events it caused."""
@@ -116,7 +116,7 @@ def test_nothing_unproven_is_obeyed_or_published(
     transactional: bool,  # noqa: FBT001 - Hypothesis gives it
 ) -> None:
     hearing = Hearing()
-    assert hearing.hear(prefix, content, transactional=transactional) == 0
+    assert hearing.receive(prefix, content, transactional=transactional) == 0
     assert hearing.snapshots.progress() == []
     assert hearing.snapshots.take() == []
     separates = (prefix, content, transactional) == (OURS, b"", True)  # DDL from what follows it
@@ -126,10 +126,10 @@ def test_nothing_unproven_is_obeyed_or_published(
 def test_watermarks_of_other_sessions_are_counted_and_no_hint() -> None:
     hearing = Hearing()
     of_another = watermarks.Signer().watermark("a", 1, 2, low=True)
-    hearing.hear(watermarks.PREFIX, of_another)
+    hearing.receive(watermarks.PREFIX, of_another)
     assert hearing.refusals.counts == {("watermark", "of another session"): 1}
     assert hearing.refusals.fields() == []
-    hearing.hear(watermarks.PREFIX, b"forged")
+    hearing.receive(watermarks.PREFIX, b"forged")
     expected = {"kind": "watermark", "reason": "not readable", "count": 1}
     assert hearing.refusals.fields() == [expected]
 
@@ -168,14 +168,14 @@ def test_what_a_trigger_signed_is_worth_something_in_its_transaction_only(
 ) -> None:
     content, keys = trigger_signed("ddl", xid + 2**32, body), {"k": _KEY}
 
-    def told(
+    def reported(
         content: bytes = content, purpose: str = "ddl", xid: int = xid, late_us: int = 5
     ) -> Any:  # noqa: ANN401 - what it returns
         return authority.verified_trigger_message(
             keys, purpose, content, xid=xid, committed_at_us=TIME_US + late_us
         )
 
-    assert told().body == body
+    assert reported().body == body
     changes: list[dict[str, Any]] = [
         {"xid": xid ^ 1},
         {"purpose": "signal"},
@@ -185,7 +185,7 @@ def test_what_a_trigger_signed_is_worth_something_in_its_transaction_only(
     ]
     for changed in changes:
         with pytest.raises(UnprovenError):
-            told(**changed)
+            reported(**changed)
 
 
 def test_a_command_is_obeyed_once_soon_and_by_its_pipeline() -> None:
@@ -193,12 +193,12 @@ def test_a_command_is_obeyed_once_soon_and_by_its_pipeline() -> None:
     start = commands.Command(do="start", id="a", tables=(TableName("public", "wide"),))
     body = commands.encode(start)
     content = authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, TIME_US, body)
-    hearing.hear(commands.COMMAND, content)
+    hearing.receive(commands.COMMAND, content)
     assert [each.id for each in hearing.snapshots.progress()] == ["a"]
-    hearing.hear(commands.COMMAND, content)
+    hearing.receive(commands.COMMAND, content)
     assert hearing.refusals.counts == {("command", "sent before"): 1}
     late = TIME_US - authority.MAX_AGE_US - 1
-    hearing.hear(commands.COMMAND, authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, late, body))
+    hearing.receive(commands.COMMAND, authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, late, body))
     assert hearing.refusals.counts["command", "too old"] == 1
 
 
@@ -209,7 +209,7 @@ def test_a_command_that_empties_a_table_takes_no_condition() -> None:
     for more in ({"where": "n > 1"}, {"keys": (("1",),)}):
         start = commands.Command(do="start", tables=of, empty_first=True, **more)
         body = commands.encode(start)
-        hearing.hear(
+        hearing.receive(
             commands.COMMAND, authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, TIME_US, body)
         )
     assert hearing.snapshots.progress() == []
@@ -224,7 +224,7 @@ def test_signals_start_no_more_snapshots_than_may_be_active() -> None:
         data = {"data-collections": [f"public.t{number}" for number in range(tables)]}
         body = json.dumps({"id": name, "type": "execute-snapshot", "data": data}).encode()
         xid = next(xids)
-        hearing.hear(commands.SIGNAL, trigger_signed("signal", xid, body), xid=xid)
+        hearing.receive(commands.SIGNAL, trigger_signed("signal", xid, body), xid=xid)
 
     for number in range(most // 100 - 1):
         signal(f"s{number}", 100)
@@ -246,12 +246,12 @@ def test_a_canary_is_published_once_with_its_time_alone() -> None:
     hearing = Hearing()
     secret = authority.canary_secret(_CONFIG)
     content = authority.sign(secret, CANARY_PURPOSE, _SCOPE, TIME_US, b"")
-    assert hearing.hear(CANARY, content, transactional=False) == 1
-    assert hearing.hear(CANARY, content, transactional=False) == 0
-    assert hearing.hear(CANARY, content) == 0, "in a transaction it is nobody's"
+    assert hearing.receive(CANARY, content, transactional=False) == 1
+    assert hearing.receive(CANARY, content, transactional=False) == 0
+    assert hearing.receive(CANARY, content) == 0, "in a transaction it is nobody's"
     tomorrow = authority.sign(secret, CANARY_PURPOSE, _SCOPE, 2**62, b"")
-    assert hearing.hear(CANARY, tomorrow, transactional=False) == 0
-    assert hearing.hear("users.own", b"as before", transactional=False) == 1
+    assert hearing.receive(CANARY, tomorrow, transactional=False) == 0
+    assert hearing.receive("users.own", b"as before", transactional=False) == 1
 
 
 @given(_contents | st.none())

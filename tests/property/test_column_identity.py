@@ -113,10 +113,10 @@ def test_the_hidden_column_is_never_shown(
         except ConfigError:
             return  # the daemon halts, and nothing is published
         written += relations.take_numbers()
-        for column, told in zip(state.alive, version.columns, strict=True):
-            assert told.attnum in (None, column.attnum)
+        for column, reported in zip(state.alive, version.columns, strict=True):
+            assert reported.attnum in (None, column.attnum)
             if column.attnum == SECRET:
-                assert told.mask is not None
+                assert reported.mask is not None
 
 
 @settings(max_examples=600)

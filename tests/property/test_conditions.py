@@ -82,7 +82,7 @@ def is_whitelisted(written: str) -> bool:
 
 
 @given(_TEXTS | _soups)
-def test_any_text_is_written_anew_or_refused(text: str) -> None:
+def test_any_text_is_rewritten_or_refused(text: str) -> None:
     try:
         condition = parse(text)
     except ConditionError:

@@ -160,29 +160,29 @@ def test_however_it_is_cut_every_row_comes_once_and_in_order(
 ) -> None:
     table, given_rows = case
     first, *others = map(copied, given_rows)
-    begun = [message(HEADER + first)] if header != "alone" else [message(HEADER), message(first)]
+    started = [message(HEADER + first)] if header != "alone" else [message(HEADER), message(first)]
     notice = b"N" + pack(">I", 4 + 8) + b"SNOTICE\0"
-    stream = START + b"".join([*begun, notice, *map(message, others), END])
-    whole = Reading(table).read(played, [stream])
-    assert sorted(orjson.loads(value)["source"]["seq"] for _, _, value in whole) == [
+    stream = START + b"".join([*started, notice, *map(message, others), END])
+    complete = Reading(table).read(played, [stream])
+    assert sorted(orjson.loads(value)["source"]["seq"] for _, _, value in complete) == [
         *range(100, 100 + len(given_rows))
     ]
     places = data.draw(st.lists(st.integers(1, len(stream) - 1), max_size=12))
-    assert Reading(table).read(played, cut(stream, places)) == whole
-    assert Reading(table).read(played, cut(stream, [*range(len(stream))])) == whole
+    assert Reading(table).read(played, cut(stream, places)) == complete
+    assert Reading(table).read(played, cut(stream, [*range(len(stream))])) == complete
     assert not played.finished
 
 
 @given(row_cases(most=1))
 def test_every_strict_prefix_and_every_trailing_byte_raises(case: tuple[Table, list[Row]]) -> None:
     table, [row] = case
-    whole = copied(row)
+    complete = copied(row)
     reading = Reading(table)
-    for length in range(2, len(whole)):
+    for length in range(2, len(complete)):
         with pytest.raises(ProtocolError):
-            reading.rows.feed(message(whole[:length]) + PADDING)
+            reading.rows.feed(message(complete[:length]) + PADDING)
     with pytest.raises(ProtocolError):
-        reading.rows.feed(message(whole + b"x") + PADDING)
+        reading.rows.feed(message(complete + b"x") + PADDING)
     assert reading.rows.rows == 0
     assert reading.waiting() == []
 
@@ -199,7 +199,7 @@ def test_mutated_rows_encode_something_or_raise(
     try:
         records = Reading(table).read(played, [START + message(HEADER + bytes(mutated)) + END])
     except ProtocolError:
-        assert played.finished  # what still arrives can't be told apart from the next answer
+        assert played.finished  # what still arrives can't be distinguished from the next answer
     else:
         assert len(records) <= 1
 

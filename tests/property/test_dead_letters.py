@@ -67,14 +67,14 @@ def test_any_event_is_read_back_complete(
     if not split.letter:
         assert split.value == value
         return
-    told, whole = orjson.loads(split.value), orjson.loads(value)
-    points = told["source"].pop("dead")
+    reported, complete = orjson.loads(split.value), orjson.loads(value)
+    points = reported["source"].pop("dead")
     for image in ("before", "after"):
         for name in points["columns"]:
-            if whole[image] and name in whole[image]:
-                assert told[image][name] == oversize.PLACEHOLDER.decode().strip('"')
-                told[image][name] = whole[image][name]
-    assert told == whole
+            if complete[image] and name in complete[image]:
+                assert reported[image][name] == oversize.PLACEHOLDER.decode().strip('"')
+                reported[image][name] = complete[image][name]
+    assert reported == complete
     letters = DeadLetterAssembler()
     for each in split.letter:
         assert oversize.fits(*each, limit)
@@ -126,7 +126,7 @@ def test_a_log_with_a_limit_holds_the_events_of_one_without(
     """The same events in the same order, resolved with the letters, and each record fits."""
     frames = [message(*step) for step in steps]
     limit = 4_000
-    whole = published(16 << 20, frames, [])
+    complete = published(16 << 20, frames, [])
     limited = published(limit, frames, [min(cut, len(frames))])
     # However the stream is cut, the bytes are the same.
     assert limited == published(limit, frames, [])
@@ -138,15 +138,15 @@ def test_a_log_with_a_limit_holds_the_events_of_one_without(
             letters.add(each.key, each.value)
         else:
             data.append(each)
-    told = sorted(filter(None, (_resolved(each.value, letters) for each in data)), key=_seq)
-    assert told == sorted(filter(None, (each.value for each in whole)), key=_seq)
+    reported = sorted(filter(None, (_resolved(each.value, letters) for each in data)), key=_seq)
+    assert reported == sorted(filter(None, (each.value for each in complete)), key=_seq)
     assert letters.pending() == []
     # A tombstone follows its delete in the partition, under the delete's key.
     for before, each in itertools.pairwise(data):
         if each.value is None:
             assert (before.key, before.partition) == (each.key, each.partition)
             assert b'"op":"d"' in (before.value or b"")
-    keys = {each.key: oversize.record_key(each.key, limit) for each in whole if each.key}
+    keys = {each.key: oversize.record_key(each.key, limit) for each in complete if each.key}
     assert {each.key for each in data if each.key} == set(keys.values())
 
 

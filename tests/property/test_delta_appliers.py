@@ -100,15 +100,15 @@ class Play:
         if chance.random() < 0.3:
             return self.delete(key)
         unchanged: tuple[str, ...] = ()
-        told = dict(row)
+        reported = dict(row)
         if key in self.model and chance.random() < 0.5:
             large = [name for name in ("body", "many") if name not in self.version.key]
             unchanged = tuple(chance.sample(large, chance.randint(1, len(large))))
             for name in unchanged:
                 row[name] = self.model[key][name]
-                told[name] = "__debezium_unavailable_value"
+                reported[name] = "__debezium_unavailable_value"
         self.model[key] = row
-        return Change(key, self.seq, msgspec.json.encode(told), *place, unchanged, op="u")
+        return Change(key, self.seq, msgspec.json.encode(reported), *place, unchanged, op="u")
 
     def delete(self, key: bytes) -> Change:
         self.seq += 1

@@ -109,8 +109,8 @@ class Tasks:
                 source = parsed(value).source
                 seq = source.seq
                 if key is not None and seq >= (share.truncated or 0):
-                    whole = complete(value, letters[source.dead.id] if source.dead else None)
-                    shuffled[zlib.crc32(key) % tasks].append((key, seq, whole))
+                    full = complete(value, letters[source.dead.id] if source.dead else None)
+                    shuffled[zlib.crc32(key) % tasks].append((key, seq, full))
         found: list[Piece] = []
         for each in shuffled:
             records = ((key, value) for key, _, value in sorted(each))
@@ -133,17 +133,17 @@ class Tasks:
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),
-    begun=st.booleans(),
+    started=st.booleans(),
     widened=st.booleans(),
     limit=st.sampled_from([2_000, 1 << 24]),
     tiny=st.lists(st.sampled_from([1, 2, 5, 1_000]), min_size=4, max_size=4),
 )
 def test_tasks_leave_the_databases_state(
-    *, seed: int, transactions: int, begun: bool, widened: bool, limit: int, tiny: list[int]
+    *, seed: int, transactions: int, started: bool, widened: bool, limit: int, tiny: list[int]
 ) -> None:
     """Large cuts and small ones in turns, one process after another."""
     chance = Random(seed)
-    world = made(chance, transactions, limit, begun=begun, widened=widened)
+    world = made(chance, transactions, limit, started=started, widened=widened)
     with TemporaryDirectory() as folder, ExitStack() as limits:
         for (module, name), value in zip(TINY, tiny, strict=True):
             limits.enter_context(patch.object(module, name, value))

@@ -22,9 +22,11 @@ LSN_OF_0 = 0x16E9000
 
 def change(seq: int, value: Row | None, number: int, **more: Any) -> Change:  # noqa: ANN401
     """Return a change; two of them share a transaction."""
-    told = None if value is None else msgspec.json.encode(value)
+    reported = None if value is None else msgspec.json.encode(value)
     place = (USERS.schema_id, LSN_OF_0 + seq // 2, 1_700_000_000_000_000 + seq // 2)
-    return Change(key(USERS, number), seq, told, *place, op="d" if value is None else "u", **more)
+    return Change(
+        key(USERS, number), seq, reported, *place, op="d" if value is None else "u", **more
+    )
 
 
 def cut(sink: DeltaSink, seq: int, changes: list[Change], truncated: int | None = None) -> None:
@@ -79,9 +81,9 @@ def test_a_history_holds_every_state_that_the_table_had(tmp_path: Path, seed: in
             else:
                 unchanged = ("body",) if number in now and what < 0.6 else ()
                 body = now[number][1] if unchanged else f"body {seq}"
-                told = row(USERS, seq, number, body="?" if unchanged else body)
+                reported = row(USERS, seq, number, body="?" if unchanged else body)
                 now[number] = seq, body
-                changes.append(change(seq, told, number, unchanged=unchanged))
+                changes.append(change(seq, reported, number, unchanged=unchanged))
             states[LSN_OF_0 + seq // 2] = dict(now)
         truncates = [each.seq for each in changes if each.op == "t"]
         for _ in range(chance.randint(1, 2)):

@@ -54,17 +54,17 @@ def test_bounds_hold_every_value(kind: pa.DataType, data: st.DataObject) -> None
     stats = Stats(schema)
     for group in groups:
         stats.add(pa.table({"v": pa.array(group, kind)}))
-    told = json.loads(stats.json(), parse_float=Decimal if pa.types.is_decimal(kind) else None)
+    reported = json.loads(stats.json(), parse_float=Decimal if pa.types.is_decimal(kind) else None)
     rows = [value for group in groups for value in group]
     values = [value for value in rows if value is not None]
-    assert told["numRecords"] == len(rows)
-    assert told["nullCount"] == {"v": len(rows) - len(values)}
-    assert told["minValues"].keys() == told["maxValues"].keys()
-    if not told["minValues"]:
+    assert reported["numRecords"] == len(rows)
+    assert reported["nullCount"] == {"v": len(rows) - len(values)}
+    assert reported["minValues"].keys() == reported["maxValues"].keys()
+    if not reported["minValues"]:
         odd = (date, str) if pa.types.is_timestamp(kind) or pa.types.is_string(kind) else float
         assert not values or isinstance(values[0], odd)
         return
-    least, most = (read(told[each]["v"], kind) for each in ("minValues", "maxValues"))
+    least, most = (read(reported[each]["v"], kind) for each in ("minValues", "maxValues"))
     for value in values:
         if isinstance(value, str):
             assert least.encode() <= value.encode() <= most.encode()
@@ -72,12 +72,12 @@ def test_bounds_hold_every_value(kind: pa.DataType, data: st.DataObject) -> None
             assert least <= value <= most
 
 
-def test_only_the_first_columns_are_told_of() -> None:
+def test_only_the_first_columns_have_statistics() -> None:
     rows = pa.table({f"c{n}": [n] for n in range(40)})
     stats = Stats(rows.schema)
     stats.add(rows)
-    told = json.loads(stats.json())
-    assert [len(told[each]) for each in ("minValues", "maxValues", "nullCount")] == [32, 32, 32]
+    reported = json.loads(stats.json())
+    assert [len(reported[each]) for each in ("minValues", "maxValues", "nullCount")] == [32, 32, 32]
 
 
 def test_an_upload_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:

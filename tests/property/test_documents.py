@@ -155,13 +155,16 @@ class ArrowTables:
     def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
         return (row for row in self.every(node) if row.of(columns) in wanted)
 
-    def newer(self, node: Node, seq: int) -> Iterator[Row]:
-        newer = {key: each for key, each in self.world[node.table].items() if each[0] > seq}
-        return ArrowTables({node.table: newer}, self.rows).every(node)
+    def difference(self, node: Node, since: ArrowTables) -> tuple[Iterator[Row], Iterator[Row]]:
+        return since._lacking(node, self), self._lacking(node, since)
 
-    def gone(self, node: Node, since: ArrowTables) -> Iterator[Row]:
-        now, before = self.world[node.table], since.world[node.table]
-        left = {key: each for key, each in before.items() if now.get(key, (0,))[0] != each[0]}
+    def _lacking(self, node: Node, other: ArrowTables) -> Iterator[Row]:
+        there = other.world[node.table]
+        left = {
+            key: each
+            for key, each in self.world[node.table].items()
+            if there.get(key, (0,))[0] != each[0]
+        }
         return ArrowTables({node.table: left}, self.rows).every(node)
 
     def differ(self, table: str, since: ArrowTables) -> bool:
@@ -192,10 +195,10 @@ class Deltas:
         else:
             delta = DeltaTable(path)
             same = " AND ".join(f's."{key}" = t."{key}"' for key in KEYS[name])
-            gone = {key: each for key, each in before.items() if key not in table}
-            if gone:
+            deleted = {key: each for key, each in before.items() if key not in table}
+            if deleted:
                 delta.merge(
-                    arrow(name, gone), same, source_alias="s", target_alias="t"
+                    arrow(name, deleted), same, source_alias="s", target_alias="t"
                 ).when_matched_delete().execute()
             if new:
                 delta.merge(
@@ -268,7 +271,7 @@ def _follow(
     rows = {node: reader for kind in kinds.values() for node, reader in kind.rows.items()}
     stored: dict[str, dict[str, tuple[int, Any]]] = {name: {} for name in kinds}
     world: World = {name: {} for name in COLUMNS}
-    seq, before, old = 0, 0, None
+    seq, old = 0, None
     for what, of in [*steps, ("cut", None)]:
         if what != "cut":
             seq += 1
@@ -277,10 +280,10 @@ def _follow(
         new = at({name: dict(table) for name, table in world.items()}, rows)
         applied = Applied("shop", 1, 1, LSN(seq), seq, 0, 0, {})
         for name, kind in kinds.items():
-            _apply(stored[name], kind, new, applied, old, before)
+            _apply(stored[name], kind, new, applied, old)
             seen = {key: document for key, (_, document) in stored[name].items()}
             assert seen == expected(name, world)
-        old, before = new, seq
+        old = new
 
 
 def _apply(
@@ -289,9 +292,8 @@ def _apply(
     new: DocumentTables,
     applied: Applied,
     old: DocumentTables | None,
-    before: int,
 ) -> None:
-    for changes in kind.changes(new, applied, old, before):
+    for changes in kind.changes(new, applied, old):
         keys = [change.key for change in changes.changes]
         assert len(set(keys)) == len(keys)
         for change in changes.changes:

@@ -111,11 +111,11 @@ def test_events_follow_the_contract(case: tuple[Table, list[RowMessage]]) -> Non
 @given(row_cases())
 def test_every_strict_prefix_raises(case: tuple[Table, RowMessage]) -> None:
     table, row = case
-    whole = encode(row)
+    complete = encode(row)
     session = session_in_transaction(table)
-    for length in range(len(whole)):
+    for length in range(len(complete)):
         with pytest.raises(ProtocolError):
-            session.feed([frame(whole[:length], LSN_OF_ROW)])
+            session.feed([frame(complete[:length], LSN_OF_ROW)])
         assert session.sequencer.seq == 0
         assert session.waiting() == []
 
@@ -123,11 +123,11 @@ def test_every_strict_prefix_raises(case: tuple[Table, RowMessage]) -> None:
 @given(row_cases())
 def test_an_incomplete_frame_is_left_for_the_next_read(case: tuple[Table, RowMessage]) -> None:
     table, row = case
-    whole = frame(row, LSN_OF_ROW)
+    complete = frame(row, LSN_OF_ROW)
     session = session_in_transaction(table)
-    for length in range(len(whole)):
-        assert session.sequencer.feed(chunk(whole[:length])) == (0, Pause.MORE)
-        assert session.sequencer.feed(chunk(b"xyz", whole[:length]), 3) == (3, Pause.MORE)
+    for length in range(len(complete)):
+        assert session.sequencer.feed(chunk(complete[:length])) == (0, Pause.MORE)
+        assert session.sequencer.feed(chunk(b"xyz", complete[:length]), 3) == (3, Pause.MORE)
     assert session.sequencer.seq == session.sequencer.ordinal == 0
     assert session.waiting() == []
 

@@ -273,10 +273,10 @@ def tear(log: Log) -> None:
         for end in cut.partitions
     )
     log.frontiers[index] = cut._replace(partitions=ends, seq=cut.seq - 1)
-    behind = {end[:2]: end for end in after.partitions}
-    end = behind.get(place, PartitionEnd(*place, record.offset + 2, 0))
-    behind[place] = end._replace(events=end.events + 1)
-    log.frontiers[index + 1] = after._replace(partitions=tuple(behind.values()))
+    lagging = {end[:2]: end for end in after.partitions}
+    end = lagging.get(place, PartitionEnd(*place, record.offset + 2, 0))
+    lagging[place] = end._replace(events=end.events + 1)
+    log.frontiers[index + 1] = after._replace(partitions=tuple(lagging.values()))
 
 
 def miscount(log: Log) -> None:

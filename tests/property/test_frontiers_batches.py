@@ -28,7 +28,7 @@ class Log:
         self.ends = dict.fromkeys(PLACES, 0)
         self.events = dict.fromkeys(PLACES, 0)
         self.frontiers: list[FrontierRecord] = []
-        self.whole: list[tuple[LSN, dict[Partition, int]]] = [
+        self.complete: list[tuple[LSN, dict[Partition, int]]] = [
             (self.resume.end_lsn, dict(self.events))
         ]
 
@@ -46,7 +46,7 @@ class Log:
         if frontier:
             self.frontiers.append(frontier)
         if not resume.open:
-            self.whole.append((resume.end_lsn, dict(self.events)))
+            self.complete.append((resume.end_lsn, dict(self.events)))
         return ends
 
 
@@ -60,7 +60,7 @@ def check(log: Log) -> None:
             at[place] = end
             seen[place] += events
         # Exactly the events of a moment at which no source transaction was cut.
-        assert any(lsn <= frontier.lsn and counts == seen for lsn, counts in log.whole)
+        assert any(lsn <= frontier.lsn and counts == seen for lsn, counts in log.complete)
     pending = {(topic, number): events for topic, number, events in log.resume.pending}
     assert log.events == {place: seen[place] + pending.get(place, 0) for place in PLACES}
 

@@ -12,12 +12,12 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import large
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Applied, Changes, Version
 from lockstep.sinks.delta.gathered import Gathered
-from lockstep.sinks.memory import STORES, MemorySink
 from tests.property.followed_world import Record
 from tests.property.test_reduce import Cuts, Following, Partitions, by_table, expect, made
 
@@ -42,12 +42,12 @@ class Gathering(MemorySink):
 
     def commit(self, applied: Applied) -> None:
         for name, gathered in self.gathered.items():
-            told = gathered.changes()
+            reported = gathered.changes()
             if name not in self.histories():
-                keys = [change.key for change in told.changes if change.key is not None]
+                keys = [change.key for change in reported.changes if change.key is not None]
                 assert len(set(keys)) == len(keys)
-                assert all(change.seq > (told.truncated or 0) for change in told.changes)
-            super().write(told)
+                assert all(change.seq > (reported.truncated or 0) for change in reported.changes)
+            super().write(reported)
         super().commit(applied)
 
 
@@ -70,7 +70,7 @@ class InPieces(Following):
                 continue
             events = chain.from_iterable(zip(*each, strict=True) for each in partitions)
             ordered = sorted(events, key=lambda each: parsed(each[1]).source.seq)
-            for piece in pieces.pieces(ordered, whole=True):
+            for piece in pieces.pieces(ordered, complete=True):
                 table = self.applying.reduce(
                     topic,
                     [piece],
@@ -123,7 +123,7 @@ def test_gathered_pieces_are_the_databases_state(
     *, seed: int, transactions: int, events: int, limit: int, history: bool, widened: bool
 ) -> None:
     chance = Random(seed)
-    world = made(chance, transactions, limit, begun=True, widened=widened)
+    world = made(chance, transactions, limit, started=True, widened=widened)
     histories = frozenset({"public.lines"} if history else ())
     following = InPieces(world, complete_rows=False, histories=histories, sink=Gathering)
     following.mix = chance.shuffle
@@ -146,7 +146,7 @@ def test_the_rows_that_tasks_write_are_the_databases_state(
 ) -> None:
     """Executors write to a store of complete rows, one partition each, at different times."""
     chance = Random(seed)
-    world = made(chance, transactions, limit, begun=True, widened=widened)
+    world = made(chance, transactions, limit, started=True, widened=widened)
     following = InPieces(world, complete_rows=True, histories=frozenset())
     following.mix = chance.shuffle
     with pieces_of(events):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _STEP = 0.001
-_SETTLED = 5.0
+_QUIESCED = 5.0
 _SECONDS = 15.0
 _READ_SECONDS = 0.005
 # How many seconds nine chunks in ten may add at most.
@@ -23,7 +23,7 @@ _ADDED = 0.1
 def play(alone: Callable[[float], float], row_seconds: float) -> tuple[float, list[float]]:
     """Read chunks alongside a stream whose own latency is `alone`, at each time.
 
-    Return the rows per second, and what each chunk has added, once settled.
+    Return the rows per second, and what each chunk has added, once it is steady.
     """
     governor = Governor()
     now = free_at = 0.0
@@ -35,7 +35,7 @@ def play(alone: Callable[[float], float], row_seconds: float) -> tuple[float, li
         now += _STEP
         while out and out[0][0] <= now:
             _, committed, many = out.pop(0)
-            rows += many if now >= _SETTLED else 0
+            rows += many if now >= _QUIESCED else 0
         governor.committed(committed + 1, now)
         if reading is not None and reading <= now:
             reading, lsn = None, lsn + 1
@@ -43,11 +43,11 @@ def play(alone: Callable[[float], float], row_seconds: float) -> tuple[float, li
             done_at = max(free_at + alone(now), out[-1][0] if out else 0.0)
             out.append((done_at, lsn, asked))
             governor.sent(lsn, now, asked, asked * 240)
-            if now >= _SETTLED:
+            if now >= _QUIESCED:
                 added.append(done_at - now - alone(now))
         if reading is None and not governor.full(0, now):
             asked, reading = governor.rows, now + _READ_SECONDS
-    return rows / (_SECONDS - _SETTLED), sorted(added)
+    return rows / (_SECONDS - _QUIESCED), sorted(added)
 
 
 @given(st.floats(0.002, 0.2), st.floats(5e-6, 5e-5))
@@ -60,13 +60,13 @@ def test_chunks_add_little_however_long_the_stream_takes_by_itself(
     assert rate >= 2_000
 
 
-def test_a_stream_that_falls_behind_gets_the_capacity() -> None:
+def test_a_stream_that_lags_gets_the_capacity() -> None:
     """Its latency keeps growing: the cause is not a distant broker."""
     rate, _ = play(lambda now: now, 1e-5)
     assert 0 < rate < 200
 
 
 def test_a_slow_period_has_no_lasting_effect() -> None:
-    rate, added = play(lambda now: 0.2 if now < _SETTLED - 1 else 0.01, 5e-5)
+    rate, added = play(lambda now: 0.2 if now < _QUIESCED - 1 else 0.01, 5e-5)
     assert added[len(added) * 9 // 10] <= _ADDED
     assert rate >= 2_000

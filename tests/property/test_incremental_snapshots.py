@@ -65,7 +65,7 @@ class Daemon:
             if value and b'"command"' in key
         ]
         self.snapshots.adopt(IncrementalLog(known, obeyed, []), Completeness())
-        self.told = False
+        self.reported = False
         self.at = next(
             (i for i, each in enumerate(self.database.wal) if each.lsn >= self.log.resume.end_lsn),
             len(self.database.wal),
@@ -77,9 +77,9 @@ class Daemon:
         if not self.frames and self.at < len(self.database.wal):
             self.frames = self.database.wal[self.at].frames
             self.at += 1
-            if not self.told or self.chance.random() < 0.1:
+            if not self.reported or self.chance.random() < 0.1:
                 self.frames.insert(1, frame(RELATION))
-                self.told = True
+                self.reported = True
         count = self.chance.randint(1, len(self.frames)) if self.frames else 0
         self.session.feed(self.frames[:count])
         del self.frames[:count]

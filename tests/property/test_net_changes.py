@@ -18,7 +18,7 @@ from tests.property.test_reduce import Cuts, Following, Partitions, by_table, ma
 _CASES = {
     "seed": st.integers(0, 2**32),
     "transactions": st.integers(1, 14),
-    "begun": st.booleans(),
+    "started": st.booleans(),
     "widened": st.booleans(),
 }
 
@@ -26,11 +26,11 @@ _CASES = {
 @settings(max_examples=150)
 @given(**_CASES)
 def test_net_changes_are_those_of_the_ordered_reduction(
-    *, seed: int, transactions: int, begun: bool, widened: bool
+    *, seed: int, transactions: int, started: bool, widened: bool
 ) -> None:
     """Except for values of another key's row, which stay `unchanged`."""
     chance = Random(seed)
-    world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
+    world = made(chance, transactions, 1 << 24, started=started, widened=widened)
     for bounds, records, _ in Cuts(world, chance):
         for topic, partitions in by_table(records).items():
             if topic == CLICKS:
@@ -59,10 +59,10 @@ def agree(found: ChangeEvent, wanted: Change) -> None:
     )
     if found.after is None or wanted.row is None:
         return
-    row, whole = orjson.loads(found.after), orjson.loads(wanted.row)
-    assert {name: whole[name] for name in row} == row
+    row, complete = orjson.loads(found.after), orjson.loads(wanted.row)
+    assert {name: complete[name] for name in row} == row
     assert set(wanted.unchanged) <= set(found.source.unchanged)
-    assert row.keys() | set(found.source.unchanged) >= whole.keys()
+    assert row.keys() | set(found.source.unchanged) >= complete.keys()
 
 
 def pairs(partitions: Partitions) -> list[tuple[bytes | None, bytes]]:

@@ -23,12 +23,12 @@ from cdc.log import names
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.verify.events import canonical
 from cdc.verify.fold import Fold
+from lockstep.conformance.memory import STORES, Memory, MemorySink
 from lockstep.jobs.apply.applying import Applying, TornError
 from lockstep.jobs.cuts.in_order import Letter, in_order
 from lockstep.jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
 from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Applied, Changes, Column, Version
-from lockstep.sinks.memory import STORES, Memory, MemorySink
 from lockstep.sinks.shapes import Shape, Shaper
 from tests.property.followed_world import CLICKS, LINES, USERS, Record, World
 from tests.property.stream import PREFIX
@@ -86,13 +86,13 @@ class Frail(MemorySink):
     def write(self, changes: Changes) -> int:
         if changes.version.name in self.histories():
             return super().write(changes)
-        news = super().write(changes._replace(changes=[]))
+        changed = super().write(changes._replace(changes=[]))
         for change in changes.changes:
-            news += super().write(Changes(changes.versions, [change]))
+            changed += super().write(Changes(changes.versions, [change]))
             self.left -= 1
             if self.left == 0:
                 raise Torn
-        return news
+        return changed
 
 
 class Following:
@@ -154,15 +154,15 @@ def both_ways(partitions: Partitions, bounds: Bounds, letter: Letter) -> None:
 
 def same(one: Reduced, other: Reduced) -> None:
     """Expect equal results, except for the order of keys and placeholders for missing values."""
-    told = []
+    reported = []
     for reduced in (one, other):
         rows = []
         for change in sorted(reduced.changes, key=lambda change: change.seq):
             row = orjson.loads(change.row) if change.row else {}
             kept = {name: value for name, value in row.items() if name not in change.unchanged}
             rows.append((change._replace(row=None), kept, change.row is None))
-        told.append((rows, reduced.truncated))
-    assert told[0] == told[1]
+        reported.append((rows, reduced.truncated))
+    assert reported[0] == reported[1]
     assert one.schema_ids <= other.schema_ids
 
 
@@ -185,9 +185,9 @@ def folded(world: World, chance: Random) -> dict[str, Any]:
                 fold.add(*each)
         if not queue:
             left.remove(queue)
-    told = fold.finish()
-    assert told.findings == ()
-    return told.tables
+    reported = fold.finish()
+    assert reported.findings == ()
+    return reported.tables
 
 
 @settings(max_examples=150)
@@ -195,7 +195,7 @@ def folded(world: World, chance: Random) -> dict[str, Any]:
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),
     complete_rows=st.booleans(),
-    begun=st.booleans(),
+    started=st.booleans(),
     limit=st.sampled_from([2_000, 1 << 24]),
     history=st.booleans(),
     widened=st.booleans(),
@@ -205,13 +205,13 @@ def test_every_frontier_is_the_databases_state(
     seed: int,
     transactions: int,
     complete_rows: bool,
-    begun: bool,
+    started: bool,
     limit: int,
     history: bool,
     widened: bool,
 ) -> None:
     chance = Random(seed)
-    world = made(chance, transactions, limit, begun=begun, widened=widened)
+    world = made(chance, transactions, limit, started=started, widened=widened)
     histories = frozenset({"public.lines"} if history else ())
     following = Following(world, complete_rows=complete_rows, histories=histories)
     store = STORES["reduce"]
@@ -231,15 +231,15 @@ def test_every_frontier_is_the_databases_state(
     seed=st.integers(0, 2**32),
     transactions=st.integers(2, 14),
     complete_rows=st.booleans(),
-    begun=st.booleans(),
+    started=st.booleans(),
     widened=st.booleans(),
 )
 def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
-    *, seed: int, transactions: int, complete_rows: bool, begun: bool, widened: bool
+    *, seed: int, transactions: int, complete_rows: bool, started: bool, widened: bool
 ) -> None:
     """Even if interrupted again; except if keys have swapped places in a cycle."""
     chance = Random(seed)
-    world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
+    world = made(chance, transactions, 1 << 24, started=started, widened=widened)
     following = Following(world, complete_rows=complete_rows, histories=frozenset())
     for bounds, records, state in Cuts(world, chance):
         try:
@@ -255,12 +255,12 @@ def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
 
 
 def made(
-    chance: Random, transactions: int, limit: int, *, begun: bool, widened: bool = False
+    chance: Random, transactions: int, limit: int, *, started: bool, widened: bool = False
 ) -> World:
     """Return a history; a `widened` one has one more epoch, which starts anywhere in it."""
     world = World(chance, limit)
     when = chance.choice(("snapshot", "stream", "stream")) if widened else ""
-    if begun:
+    if started:
         world.snapshot(widened=when == "snapshot")
     if when != "stream":
         return world.run(transactions)
@@ -281,8 +281,8 @@ def test_the_newest_is_the_one_of_the_highest_seq() -> None:
     """Not the one of the highest partition, nor the one given last."""
     key = b'{"id":1}'
     older, newer = (([key], [_event(seq, {"id": 1, "name": str(seq)})]) for seq in (3, 10))
-    gone = ([key], [_event(12, None, op="d")])
-    for batches in permutations((older, newer, gone)):
+    deleted = ([key], [_event(12, None, op="d")])
+    for batches in permutations((older, newer, deleted)):
         (change,) = newest(batches, Bounds(0, 12)).changes
         assert (change.seq, change.row) == (12, None)
     for batches in permutations((older, newer)):
@@ -316,15 +316,15 @@ def _event(
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),
-    begun=st.booleans(),
+    started=st.booleans(),
     widened=st.booleans(),
 )
 def test_the_order_in_which_events_are_given_is_nothing(
-    *, seed: int, transactions: int, begun: bool, widened: bool
+    *, seed: int, transactions: int, started: bool, widened: bool
 ) -> None:
     """Partitions in any order, events of each in any order: both ways order them by seq."""
     chance = Random(seed)
-    world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
+    world = made(chance, transactions, 1 << 24, started=started, widened=widened)
     for bounds, records, _ in Cuts(world, chance):
         letter = Following.letters(records)
         for partitions in by_table(records).values():

@@ -2,7 +2,7 @@
 
 Backends are simulated as Postgres runs them: savepoints nest, an xid is assigned with the first
 write and the parents' before it, an abort includes the children that were released into it. What is
-streamed lags behind what was written; what is aborted before it was streamed is never reported. The
+streamed lags what was written; what is aborted before it was streamed is never reported. The
 model is a list of runs, each with its writer.
 """
 
@@ -80,13 +80,13 @@ class Backend:
         if len(self.stack) == 1:
             return
         sub = self.stack.pop()
-        gone = sub.family()
+        aborted = sub.family()
         sub.parent.children.remove(sub)  # type: ignore[union-attr]
-        self.waiting = [run for run in self.waiting if run[0] not in gone]
-        self.kept = [run for run in self.kept if run[0] not in gone]
-        told = [each for each in gone if each.streamed]
-        self.world.chance.shuffle(told)
-        for each in told:
+        self.waiting = [run for run in self.waiting if run[0] not in aborted]
+        self.kept = [run for run in self.kept if run[0] not in aborted]
+        reported = [each for each in aborted if each.streamed]
+        self.world.chance.shuffle(reported)
+        for each in reported:
             self.world.spool.abort(self.top, self.xid(each))
 
     def commit(self) -> None:

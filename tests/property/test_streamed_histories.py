@@ -54,18 +54,18 @@ chances = st.integers(0, 2**32 - 1).map(Random)
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    return told_history(draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 7)))
+    return described_history(draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 7)))
 
 
-def told_history(seed: int, transactions: int) -> History:
+def described_history(seed: int, transactions: int) -> History:
     """Return a history with logical messages in some transactions, with larger xids."""
     chance, made = Random(f"{seed}/messages"), []
     for transaction in history_of(seed, transactions):
         steps = list(transaction.steps)
         if chance.random() < 0.15:
             lsn = LSN(transaction.final_lsn)
-            said = LogicalMessage(transactional=True, lsn=lsn, prefix="p", content=b"c")
-            steps.insert(chance.randint(0, len(steps)), Step(lsn, said))
+            output = LogicalMessage(transactional=True, lsn=lsn, prefix="p", content=b"c")
+            steps.insert(chance.randint(0, len(steps)), Step(lsn, output))
         made.append(replace(transaction, xid=transaction.xid * _SUBS, steps=tuple(steps)))
     return tuple(made)
 
@@ -88,20 +88,20 @@ class Streamed:
         self.xid = transaction.xid
         self.in_doubt = any(isinstance(s.message, LogicalMessage) for s in transaction.steps)
         self._chance = chance
-        self._told: dict[int, Relation] = {}
-        self._ever_told: dict[int, Relation] = {}
+        self._described: dict[int, Relation] = {}
+        self._ever_described: dict[int, Relation] = {}
         self._origin: Origin | None = None
         self._newest = self.xid
-        self._begun = False
+        self._started = False
         self.blocks = list(self._planned(transaction, doubtful=doubtful))
 
-    def commit(self, told: dict[int, Relation]) -> None:
+    def commit(self, described: dict[int, Relation]) -> None:
         """Update which tables Postgres believes that the session knows from now on."""
-        for relation_id, relation in self._ever_told.items():
-            if told.get(relation_id) != relation:
+        for relation_id, relation in self._ever_described.items():
+            if described.get(relation_id) != relation:
                 # The change of description made Postgres forget the previous one.
-                told.pop(relation_id, None)
-        told |= self._told
+                described.pop(relation_id, None)
+        described |= self._described
 
     def _planned(self, transaction: Transaction, *, doubtful: bool) -> Iterator[Block]:
         chance, left = self._chance, list(transaction.steps)
@@ -114,22 +114,24 @@ class Streamed:
             # Messages without a table do not show whether a savepoint wrote them.
             self.in_doubt |= kept and any(step.relations for _, step in block.items)
             if junk and chance.random() < 0.4:
-                yield from self._undone(block, junk, told=not (doubtful and chance.random() < 0.3))
+                yield from self._undone(
+                    block, junk, described=not (doubtful and chance.random() < 0.3)
+                )
             else:
                 yield block
 
-    def _undone(self, block: Block, junk: list[Step], *, told: bool) -> Iterator[Block]:
+    def _undone(self, block: Block, junk: list[Step], *, described: bool) -> Iterator[Block]:
         """Yield the block with rows that are rolled back after it, or after the next one."""
         chance = self._chance
         subs = [self._sub() for _ in range(chance.randint(1, 3))]
-        self.in_doubt |= not told
+        self.in_doubt |= not described
         written = sorted(chance.choices(subs, k=chance.randint(1, 5)))
         rows = [(sub, chance.choice(junk)) for sub in written]
         first = chance.randint(0, len(rows))
         block.items += rows[:first]
         yield block
         # An abort is reported for every savepoint with streamed rows.
-        aborts = [sub for sub in subs if sub in written] if told else []
+        aborts = [sub for sub in subs if sub in written] if described else []
         chance.shuffle(aborts)
         yield Block(rows[first:], aborts)
 
@@ -140,15 +142,15 @@ class Streamed:
     def next_block(self) -> Iterator[bytes]:
         """Yield the next block, and the aborts that are reported after it."""
         block = self.blocks.pop(0)
-        yield frame(StreamStart(self.xid, first_segment=not self._begun))
-        self._begun = True
+        yield frame(StreamStart(self.xid, first_segment=not self._started))
+        self._started = True
         if self._origin:
             yield frame(self._origin)
         for writer, step in block.items:
             for relation in step.relations:
-                if step.described_again or self._told.get(relation.relation_id) != relation:
-                    self._told[relation.relation_id] = relation
-                    self._ever_told[relation.relation_id] = relation
+                if step.described_again or self._described.get(relation.relation_id) != relation:
+                    self._described[relation.relation_id] = relation
+                    self._ever_described[relation.relation_id] = relation
                     if any(column.type_id == _MOOD for column in relation.columns):
                         yield frame(Type(_MOOD, "public", "mood", writer))
                     yield frame(with_xid(relation, xid=writer))
@@ -162,7 +164,7 @@ class Streamed:
         yield frame(StreamStop())
         for sub in block.aborts:
             yield frame(StreamAbort(self.xid, sub))
-            self._told.clear()
+            self._described.clear()
 
 
 @dataclass
@@ -178,12 +180,12 @@ def alike(history: History, begin: int, end: int) -> bool:
 
     If one has, what is streamed before it is in doubt (tests/unit/test_inprogress.py).
     """
-    told = versions(history[end])
+    described = versions(history[end])
     return all(
-        len(told[oid] | known) == 1
+        len(described[oid] | known) == 1
         for each in history[begin:end]
         for oid, known in versions(each).items()
-        if oid in told
+        if oid in described
     )
 
 
@@ -210,7 +212,7 @@ def sent(history: History, chance: Random, *, doubtful: bool) -> Sent:
         for each in history
         if chance.random() < 0.3
     ]
-    found, told = list[bytes](), dict[int, Relation]()
+    found, described = list[bytes](), dict[int, Relation]()
     for index, transaction in enumerate(history):
         open_now = [one for at, one in streamed.items() if at > index and alike(history, index, at)]
         for each in (*open_now, *ghosts):
@@ -230,9 +232,9 @@ def sent(history: History, chance: Random, *, doubtful: bool) -> Sent:
                     )
                 )
             )
-            one.commit(told)
+            one.commit(described)
         else:
-            found += frames((transaction,), told)
+            found += frames((transaction,), described)
         found += [frame(StreamAbort(g.xid, g.xid)) for g in ghosts if chance.random() < 0.1]
     return Sent(found, {index for index, one in streamed.items() if one.in_doubt})
 
@@ -285,10 +287,10 @@ def spooling(chance: Random) -> Iterator[Path]:
         closing.enter_context(mock.patch.object(spool_module, "CHUNK_BYTES", chunk_bytes))
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         yield folder
-        assert list(folder.glob("*/*")) == [], "a session left something behind"
+        assert list(folder.glob("*/*")) == [], "a session left something"
 
 
-def published_whole(history: History) -> Log:
+def published_complete(history: History) -> Log:
     log = Log()
     session = log.session()
     session.feed(list(frames(history)))
@@ -296,10 +298,10 @@ def published_whole(history: History) -> Log:
     return log
 
 
-def same(log: Log, whole: Log) -> None:
-    assert by_partition(log.records) == by_partition(whole.records)
-    assert log.schemas == whole.schemas
-    assert log.resume == whole.resume
+def same(log: Log, complete: Log) -> None:
+    assert by_partition(log.records) == by_partition(complete.records)
+    assert log.schemas == complete.schemas
+    assert log.resume == complete.resume
 
 
 @given(histories(), chances)
@@ -313,7 +315,7 @@ def test_streamed_transactions_become_the_records_of_complete_ones(
             pass
         reading.intake.close()
     log.commit(reading.session)
-    same(log, published_whole(history))
+    same(log, published_complete(history))
 
 
 @given(histories(), chances)
@@ -335,12 +337,12 @@ def test_what_is_in_doubt_is_never_published_from_its_stream(
         log.commit(reading.session)
         if raised:
             first = min(sends.doubtful)
-            before = published_whole(history[:first]) if first else Log()
+            before = published_complete(history[:first]) if first else Log()
             assert by_partition(log.records) == by_partition(before.records)
             session = log.session()
             session.feed(list(frames(history[chance.randint(0, first) :])))
             log.commit(session)
-    same(log, published_whole(history))
+    same(log, published_complete(history))
 
 
 @given(histories(), chances)
@@ -364,8 +366,8 @@ def test_crashes_anywhere_also_in_the_middle_of_a_read_back_lose_and_double_noth
             if last and log.may_cut(reading.session):
                 log.commit(reading.session)
             reading.intake.close()
-    whole = published_whole(history)
-    assert by_partition(log.records) == by_partition(whole.records)
-    assert log.schemas == whole.schemas
-    assert (log.resume.seq, log.resume.end_lsn) == (whole.resume.seq, whole.resume.end_lsn)
+    complete = published_complete(history)
+    assert by_partition(log.records) == by_partition(complete.records)
+    assert log.schemas == complete.schemas
+    assert (log.resume.seq, log.resume.end_lsn) == (complete.resume.seq, complete.resume.end_lsn)
     assert not log.resume.open

@@ -41,14 +41,14 @@ def main() -> int:
             print(error, file=sys.stderr)  # noqa: T201 - the result
             pool.shutdown(cancel_futures=True)
             return 1
-    told = {
+    reported = {
         "schedules": chosen.schedules,
         "seed": chosen.seed,
         "sessions": sessions,
         "faults": dict(faults.most_common()),
         "seconds": round(time.monotonic() - began, 1),
     }
-    print(orjson.dumps(told).decode())  # noqa: T201 - the result
+    print(orjson.dumps(reported).decode())  # noqa: T201 - the result
     return 0
 
 

@@ -105,7 +105,7 @@ class Producer:
         self._scheduler = scheduler
         self.writer: str = settings["transactional.id"]
         self._epoch = 0
-        self._begun = False
+        self._started = False
         self._ending = False  # the commit has been sent, its answer has not arrived
         self._unsent: list[tuple[Place, dict[str, Any]]] = []
         self._reports: list[tuple[Callable[..., None], Message]] = []
@@ -120,8 +120,8 @@ class Producer:
         self._epoch = self._broker.fence(self.writer)
 
     def begin_transaction(self) -> None:
-        assert not self._begun, "a transaction begins inside another"
-        self._begun, self._ending = True, False
+        assert not self._started, "a transaction begins inside another"
+        self._started, self._ending = True, False
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         self._unsent += [((topic, partition), message) for message in messages]
@@ -156,7 +156,7 @@ class Producer:
         return 0
 
     def commit_transaction(self, _timeout: float) -> None:
-        assert self._begun, "nothing to commit"
+        assert self._started, "nothing to commit"
         if not self._ending:
             self._send(len(self._unsent))
             self._report(len(self._reports))
@@ -171,14 +171,14 @@ class Producer:
                 raise _error(_TIMED_OUT, retriable=True)
             if self._scheduler.happens("commit outcome is unknown"):
                 raise _error(KafkaError._FATAL, fatal=True)
-        self._begun = False
+        self._started = False
 
     def abort_transaction(self, _timeout: float) -> None:
         self._fenced()
         if self._scheduler.happens("abort is lost"):
             raise _error(_TIMED_OUT, retriable=True)
         self._broker.abort(self.writer)
-        self._begun = False
+        self._started = False
 
     # -- between the producer and the broker -------------------------------------------------------
 
@@ -189,8 +189,8 @@ class Producer:
         for place, message in going:
             offset = self._broker.append(self.writer, place, message["key"], message["value"])
             if "callback" in message:
-                told = -1 if self._scheduler.happens("report has no offset") else offset
-                self._reports.append((message["callback"], Message(place, told)))
+                reported = -1 if self._scheduler.happens("report has no offset") else offset
+                self._reports.append((message["callback"], Message(place, reported)))
 
     def _report(self, count: int) -> None:
         coming, self._reports = self._reports[:count], self._reports[count:]

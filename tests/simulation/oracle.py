@@ -19,7 +19,7 @@ from cdc.events import LSN
 from cdc.log import names, records
 from tests.property.histories import KEYS, History
 from tests.property.stream import Session, position
-from tests.simulation.walsender import Told, whole
+from tests.simulation.walsender import RelationsById, complete
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Place, Transaction
@@ -42,9 +42,9 @@ def expected(history: History) -> Expected:
     session = Session(position(), KEYS)
     found: Records = defaultdict(list)
     seqs = []
-    told: Told = {}
+    relations: RelationsById = {}
     for transaction in history:
-        session.feed(list(whole(transaction, told)))
+        session.feed(list(complete(transaction, relations)))
         seqs.append(session.sequencer.seq)
     for record in session.waiting():
         found[record.topic, record.partition].append((record.key, record.value))
@@ -121,11 +121,11 @@ class Oracle:
         for topic, number, end, events in frontier.partitions:
             place = (topic, number)
             low = self.ends.get(place, 0)
-            standing = sum(
+            state = sum(
                 low <= record.offset < end and record.value is not None
                 for record in self.broker.committed.get(place, [])
             )
-            assert standing == events, f"{events} events counted of {place}, {standing} stand"
+            assert state == events, f"{events} events counted of {place}, {state} are there"
             self.ends[place] = end
             counted += events
         assert counted == frontier.seq - before
@@ -135,10 +135,12 @@ class Oracle:
     def _between_transactions(self, frontier: records.FrontierRecord) -> bool:
         """Return whether everything up to its LSN is counted, and nothing after it."""
         seqs = expected(self.history).seqs
-        whole = [index for index, each in enumerate(self.history) if each.end_lsn <= frontier.lsn]
-        return frontier.seq == (seqs[whole[-1]] if whole else 0)
+        complete = [
+            index for index, each in enumerate(self.history) if each.end_lsn <= frontier.lsn
+        ]
+        return frontier.seq == (seqs[complete[-1]] if complete else 0)
 
-    def finish(self, *, offsets_told: bool, proven: bool) -> None:
+    def finish(self, *, offsets_reported: bool, proven: bool) -> None:
         """Check the final state; a frontier waits until every offset is reported.
 
         A session that is stopped before the replay is `proven` confirms nothing.
@@ -153,7 +155,7 @@ class Oracle:
         assert self.resume is not None
         assert self.resume.seq == (want.seqs[-1] if want.seqs else 0)
         assert not self.resume.open
-        if offsets_told:
+        if offsets_reported:
             assert self.resume.pending == (), "events without a frontier at the end"
             assert (self.frontier.seq if self.frontier else 0) == self.resume.seq
         assert self.slot.confirmed == self.resume.end_lsn or not proven

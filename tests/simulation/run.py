@@ -91,7 +91,7 @@ def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -
         world.run()
         assert world.pipeline is not None
         oracle.finish(
-            offsets_told=not world.scheduler.faults["report has no offset"],
+            offsets_reported=not world.scheduler.faults["report has no offset"],
             proven=world.pipeline.replay.proven,
         )
     except (AssertionError, CDCError) as error:

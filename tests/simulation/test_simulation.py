@@ -82,14 +82,14 @@ def _forget_what_is_pending(self: Frontiers, *resume: Any) -> None:  # noqa: ANN
     self._pending.clear()
 
 
-def _tell_ends_too_low(self: Frontiers, position: Any, ends: dict[Any, int]) -> None:  # noqa: ANN401
+def _report_ends_too_low(self: Frontiers, position: Any, ends: dict[Any, int]) -> None:  # noqa: ANN401
     _acknowledged(self, position, {place: max(end - 1, -1) for place, end in ends.items()})
 
 
 def _trust_a_commit_without_answer(self: Publisher) -> None:
     with suppress(KafkaException):
         self._producer.commit_transaction(1.0)
-    self.begun = False
+    self.started = False
 
 
 def _fence_one_producer_only(self: ProducerPool) -> None:
@@ -123,7 +123,7 @@ _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
     (Sequencer, "begin", _skip_one_more),
     (Sequencer, "begin", _skip_one_less),
     (Frontiers, "__init__", _forget_what_is_pending),
-    (Frontiers, "acknowledged", _tell_ends_too_low),
+    (Frontiers, "acknowledged", _report_ends_too_low),
     (Publisher, "commit", _trust_a_commit_without_answer),
     (ProducerPool, "open", _fence_one_producer_only),
     (Pipeline, "start", _read_the_resume_record_before_fencing),

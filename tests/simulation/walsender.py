@@ -36,7 +36,7 @@ _MOOD: Final = 90_001  # the user-defined type in histories
 _AHEAD: Final = 3  # how many transactions may be open at once, with the one that commits next
 _GHOSTS: Final = 5_000_000  # xids of transactions that are rolled back
 
-Told = dict[int, Relation]
+RelationsById = dict[int, Relation]
 
 
 def history(seed: int, transactions: int) -> History:
@@ -61,7 +61,7 @@ def _message(chance: Random, lsn: int, *, own: bool) -> Step:
     return Step(lsn, LogicalMessage(not own, LSN(lsn), "app", content))
 
 
-def whole(transaction: Transaction, told: Told) -> Iterator[bytes]:
+def complete(transaction: Transaction, relations: RelationsById) -> Iterator[bytes]:
     """Yield a transaction's frames as they are sent when it has committed."""
     if transaction.xid == _NONE:
         for step in transaction.steps:
@@ -69,15 +69,15 @@ def whole(transaction: Transaction, told: Told) -> Iterator[bytes]:
         return
     yield begin(transaction.final_lsn, transaction.xid, transaction.time_us)
     for step in transaction.steps:
-        yield from _described(step, told, None)
+        yield from _described(step, relations, None)
         yield frame(step.message, step.lsn)
     yield commit(transaction.final_lsn, transaction.end_lsn, transaction.time_us)
 
 
-def _described(step: Step, told: Told, xid: int | None) -> Iterator[bytes]:
+def _described(step: Step, relations: RelationsById, xid: int | None) -> Iterator[bytes]:
     for relation in step.relations:
-        if step.described_again or told.get(relation.relation_id) != relation:
-            told[relation.relation_id] = relation
+        if step.described_again or relations.get(relation.relation_id) != relation:
+            relations[relation.relation_id] = relation
             if any(column.type_id == _MOOD for column in relation.columns):
                 yield frame(Type(_MOOD, "public", "mood", xid))
             yield frame(with_xid(relation, xid=xid))
@@ -89,9 +89,9 @@ class _Open:
 
     xid: int
     left: list[Step]
-    told: Told = field(default_factory=dict)
-    described: Told = field(default_factory=dict)  # includes what an abort made it forget
-    begun: bool = False
+    relations: RelationsById = field(default_factory=dict)
+    described: RelationsById = field(default_factory=dict)  # includes what an abort made it forget
+    started: bool = False
     writer: int = 0  # the subtransaction that writes; 0 for the transaction itself
     newest: int = 0  # of its subtransactions
 
@@ -103,7 +103,7 @@ class Walsender:
         self._history = history
         self._next = first
         self._chance = chance
-        self._told: Told = {}
+        self._relations: RelationsById = {}
         self._open: dict[int, _Open] = {}
         self._ghosts: list[_Open] = []
         self._streamed = {
@@ -117,10 +117,10 @@ class Walsender:
         index, transaction = self._next, self._history[self._next]
         self._next += 1
         if index not in self._streamed:
-            yield from whole(transaction, self._told)
+            yield from complete(transaction, self._relations)
             return
         opened = self._opened(index)
-        while opened.left or not opened.begun:
+        while opened.left or not opened.started:
             yield from self._block(opened)
         yield frame(
             StreamCommit(
@@ -133,9 +133,9 @@ class Walsender:
         )
         # A table that was altered is described again, even if it changed back to its earlier state.
         for relation_id, relation in opened.described.items():
-            if self._told.get(relation_id) != relation:
-                self._told.pop(relation_id, None)
-        self._told |= opened.told
+            if self._relations.get(relation_id) != relation:
+                self._relations.pop(relation_id, None)
+        self._relations |= opened.relations
         del self._open[index]
 
     def block(self) -> Iterator[bytes]:
@@ -169,8 +169,8 @@ class Walsender:
 
     def _block(self, opened: _Open) -> Iterator[bytes]:
         chance = self._chance
-        yield frame(StreamStart(opened.xid, first_segment=not opened.begun))
-        opened.begun = True
+        yield frame(StreamStart(opened.xid, first_segment=not opened.started))
+        opened.started = True
         undone = 0
         for _ in range(chance.randint(0, 3)):
             if not opened.left:
@@ -187,12 +187,12 @@ class Walsender:
         yield frame(StreamStop())
         if undone:
             yield frame(StreamAbort(opened.xid, undone))
-            opened.described |= opened.told
-            opened.told.clear()  # as pgoutput does: it describes the following tables again
+            opened.described |= opened.relations
+            opened.relations.clear()  # as pgoutput does: it describes the following tables again
 
     @staticmethod
     def _rows(opened: _Open, step: Step, writer: int) -> Iterator[bytes]:
-        yield from _described(step, opened.told, writer)
+        yield from _described(step, opened.relations, writer)
         message: Message = step.message
         if not isinstance(message, Origin):
             # A logical message carries the transaction's xid, not its subtransaction's.

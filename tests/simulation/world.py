@@ -214,7 +214,7 @@ class World:
             pass  # asked to stop while it reread what the log already holds
         except Crash:
             self.daemon.stopping = False
-            self._leave_behind(pipeline)
+            self._leave_open(pipeline)
             for worker in (self.worker, *self.producer_workers):
                 worker.restart()  # a session that only fails leaves its threads running
             return  # the process dies: what was open stays open
@@ -225,7 +225,7 @@ class World:
             self.daemon.reread = isinstance(error, RereadError)
         pipeline.close()
 
-    def _leave_behind(self, pipeline: Pipeline) -> None:
+    def _leave_open(self, pipeline: Pipeline) -> None:
         """Let the commit request, which may be the last thing sent, arrive later or never."""
         if not pipeline.streaming or not pipeline.producers.in_flight:
             return

@@ -41,7 +41,7 @@ class Change(NamedTuple):
     unsent: frozenset[str] = frozenset()
 
 
-def told(pipeline: PipelineUnderTest, slot: str) -> list[Change]:
+def reported(pipeline: PipelineUnderTest, slot: str) -> list[Change]:
     """Return every change of a captured table, in commit order."""
     with pipeline.database.connect() as connection:
         rows = connection.execute(

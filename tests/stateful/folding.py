@@ -86,7 +86,7 @@ class Folded:
             for rid, row in rows.items()
             if all(row.get(name, value) == value for name, value in before.items())
         ]
-        assert len(found) == 1, f"a delete tells {len(found)} rows"
+        assert len(found) == 1, f"a delete affects {len(found)} rows"
         return found[0]
 
     def differences(self, at: Snapshot) -> list[str]:

@@ -86,9 +86,9 @@ class Run:
             pipeline.start()
         end = self._snapshots[-1].lsn
         wait_until(lambda: self._reached(end), f"the log does not reach {end}", _CATCH_UP_SECONDS)
-        wait_until(self._settled, "a transaction stays open", _CATCH_UP_SECONDS)
+        wait_until(self._quiesced, "a transaction stays open", _CATCH_UP_SECONDS)
         found = account.events(pipeline)
-        wanted, changes = account.told(pipeline, self._slot), account.logged(found)
+        wanted, changes = account.reported(pipeline, self._slot), account.logged(found)
         assert not account.differences(wanted, changes)
         # The check itself: one change fewer, and two exchanged, do not pass.
         half = len(changes) // 2
@@ -104,14 +104,14 @@ class Run:
         position = self._pipeline.resume()[1]
         return position.end_lsn >= end and not position.pending
 
-    def _settled(self) -> bool:
+    def _quiesced(self) -> bool:
         """Whether everything committed is visible: partitions become visible at different times."""
         config = self._pipeline.config
         admin = topics.admin(config)
         existing = topics.existing(admin, config.prefix)
         spans = Question(admin, existing).answer().spans
-        told = len(spans) == sum(existing.values())
-        return told and all(span.stable == span.end for span in spans.values())
+        reported = len(spans) == sum(existing.values())
+        return reported and all(span.stable == span.end for span in spans.values())
 
     def _fold(self, found: list[dict[str, object]]) -> None:
         """Compare the rows that the events produce with every snapshot, each at its LSN."""
@@ -122,7 +122,7 @@ class Run:
                 at += 1
             differences = folded.differences(snapshot)
             assert not differences, differences
-        assert at == len(found), "events from behind the last snapshot"
+        assert at == len(found), "events from after the last snapshot"
 
     def _frontiers(self, found: list[dict[str, object]]) -> None:
         """Count the records between any two frontiers."""

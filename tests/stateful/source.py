@@ -234,7 +234,7 @@ class Source:
     def _say(self, session: psycopg.Connection[Any]) -> None:
         session.execute(
             "SELECT pg_logical_emit_message(%s, %s, %s)",
-            (self._chance.random() < 0.6, "app", f"said {self._number()}"),
+            (self._chance.random() < 0.6, "app", f"sent {self._number()}"),
         )
 
     # -- transactions ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from cdc.log.records import SchemaColumn
 
 _OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
 # Bytes after a value must not change it, even those that the forms search for.
-_BEHIND = (b"", b"t\0\0\0 12 +", b" " * 30, b"+" * 30, b"9" * 30)
+_PAST = (b"", b"t\0\0\0 12 +", b" " * 30, b"+" * 30, b"9" * 30)
 
 
 def column(name: str, modifier: int = -1) -> SchemaColumn:
@@ -28,9 +28,9 @@ def written(name: str, text: str | bytes, modifier: int = -1, **options: Any) ->
         f"lambda b, p, q: {form(column(name, modifier), Values(**options))}", dict(NAMESPACE)
     )
     found = {
-        function(ahead + value + behind, len(ahead), len(ahead) + len(value))
+        function(ahead + value + lagging, len(ahead), len(ahead) + len(value))
         for ahead in (b"", b"\n\0-1 ")
-        for behind in _BEHIND
+        for lagging in _PAST
     }
     [json_bytes] = found
     result: object = json.loads(json_bytes)

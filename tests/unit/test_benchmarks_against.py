@@ -22,8 +22,8 @@ def run(value: float, p99: float | None, commit: str) -> dict[str, Any]:
 def test_medians_are_compared_and_every_run_is_kept() -> None:
     here = [run(value, None, "new") for value in (90, 110, 300)]
     there = [run(value, 4.0, "old") for value in (100, 10, 200)]
-    told = compared("drain-inserts", here, there)
-    assert told["ratios"] == {"value": 1.1}, "what only one side has is left out"
-    assert told["runs"] == {"value": {"here": [90, 110, 300], "there": [100, 10, 200]}}
-    assert told["name"] == "against-drain-inserts"
-    assert (told["commit"], told["against"]) == ("new", "old")
+    reported = compared("drain-inserts", here, there)
+    assert reported["ratios"] == {"value": 1.1}, "what only one side has is left out"
+    assert reported["runs"] == {"value": {"here": [90, 110, 300], "there": [100, 10, 200]}}
+    assert reported["name"] == "against-drain-inserts"
+    assert (reported["commit"], reported["against"]) == ("new", "old")

@@ -28,9 +28,9 @@ ROWS = 500
 def recorded() -> Recording:
     """Return one transaction of `ROWS` rows."""
     inserts = [frame(Insert(7, (b"%d" % number, b"name"))) for number in range(ROWS)]
-    whole = chunk(begin(), frame(ITEMS), *inserts, commit())
-    recording = Recording(chunks=[whole])
-    assert recording.take(whole, no_other) == len(whole) - PAD
+    complete = chunk(begin(), frame(ITEMS), *inserts, commit())
+    recording = Recording(chunks=[complete])
+    assert recording.take(complete, no_other) == len(complete) - PAD
     return recording
 
 
@@ -57,7 +57,7 @@ def test_a_recorded_row_is_encoded_alone_as_in_the_stream() -> None:
     assert keyless(*recording.rows["items"][3], b"c", 1, 1, b'"txId":1', b'"ts_ms":1')[0] is None
 
 
-def test_a_part_costs_less_than_the_whole() -> None:
+def test_a_part_costs_less_than_the_total() -> None:
     recording = recorded()
     rows = recording.rows["items"]
     new = recording.encoder("items").new
@@ -88,7 +88,7 @@ def measured() -> dict[str, Any]:
         "commit": "abc",
         "rows": 300_000,
         "stages_us": dict.fromkeys(names, 0.5),
-        "whole_us": 5.0,
+        "total_us": 5.0,
         "postgres_us": 3.0,
         "broker_us": 2.0,
         "value_ns": {"int": 111, "text[] of 3": 222},

@@ -130,9 +130,9 @@ def test_rows_that_do_not_fill_transactions_are_refused() -> None:
     assert "transactions of 100" in done.output
 
 
-def test_what_all_of_them_take_is_told_and_bearable() -> None:
+def test_what_all_of_them_take_is_reported_and_bearable() -> None:
     assert "latency" in command.estimate(("latency",), peer=True)
-    assert sum(each.minutes for each in command.BENCHMARKS.values()) <= 100
+    assert sum(each.minutes for each in command.BENCHMARKS.values()) <= 180
 
 
 def test_a_row_s_values_carry_no_percent_sign() -> None:
@@ -140,7 +140,7 @@ def test_a_row_s_values_carry_no_percent_sign() -> None:
     assert "%" not in rows.VALUES
 
 
-def test_the_peer_is_locked_whole() -> None:
+def test_every_artifact_of_the_peer_is_locked() -> None:
     names = {each.name for each in peer_files.lock()["debezium"]}
     assert {"debezium-connector-postgres", "debezium-api", "postgresql"} <= names
     assert {"connect-runtime", "connect-json"} <= {
@@ -149,7 +149,7 @@ def test_the_peer_is_locked_whole() -> None:
     assert all(len(each.sha256) == 64 for each in peer_files.lock()["connect"])
 
 
-def test_the_peer_s_settings_are_told() -> None:
+def test_the_peer_s_settings_are_recorded() -> None:
     peer = peer_files.Peer(java="java", class_path="", plugins="")
     assert debezium.fast(peer).settings["poll.interval.ms"] == 10
     assert debezium.best(peer).settings["producer.compression.type"] == "lz4"

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def said(log: BrokerLog, client: int, reason: str, port: int = 9092, ms: int = 0) -> str | None:
+def output(log: BrokerLog, client: int, reason: str, port: int = 9092, ms: int = 0) -> str | None:
     """Return the line that passes when one of our clients logs a failure."""
     broker = f"127.0.0.1:{port}/bootstrap"
     text = f"[thrd:{broker}]: {broker}: Connect to ipv4#127.0.0.1:{port} failed: {reason}"
@@ -37,38 +37,38 @@ def said(log: BrokerLog, client: int, reason: str, port: int = 9092, ms: int = 0
 
 def test_hundreds_of_attempts_of_many_clients_are_one_line(clock: Clock) -> None:
     log = BrokerLog()
-    first = said(log, 1, "Connection refused")
+    first = output(log, 1, "Connection refused")
     assert first == "Kafka broker 127.0.0.1:9092: Connection refused"
     for number in range(500):
         clock.now += 0.1
-        assert said(log, number % 5, "Connection refused", ms=number) is None
+        assert output(log, number % 5, "Connection refused", ms=number) is None
     assert log.failures() == "127.0.0.1:9092: Connection refused"
 
 
 def test_another_reason_and_another_broker_are_logged(clock: Clock) -> None:
     log = BrokerLog()
-    assert said(log, 1, "Connection refused")
-    assert said(log, 1, "Connection timed out")
-    assert said(log, 1, "Connection refused", port=9093)
-    assert said(log, 1, "Connection timed out") is None
+    assert output(log, 1, "Connection refused")
+    assert output(log, 1, "Connection timed out")
+    assert output(log, 1, "Connection refused", port=9093)
+    assert output(log, 1, "Connection timed out") is None
 
 
 def test_an_outage_after_a_quiet_time_is_logged_again(clock: Clock) -> None:
     log = BrokerLog()
-    assert said(log, 1, "Connection refused")
+    assert output(log, 1, "Connection refused")
     clock.now += 20
     assert log.failures() == ""
-    assert said(log, 1, "Connection refused")
+    assert output(log, 1, "Connection refused")
 
 
 def test_a_long_outage_is_called_to_mind_with_a_count(clock: Clock) -> None:
     log = BrokerLog()
-    assert said(log, 1, "Connection refused")
-    told = []
+    assert output(log, 1, "Connection refused")
+    reported = []
     for _ in range(310):
         clock.now += 1
-        told.append(said(log, 1, "Connection refused"))
-    again = [each for each in told if each]
+        reported.append(output(log, 1, "Connection refused"))
+    again = [each for each in reported if each]
     assert len(again) == 1
     assert "299 more lines like this were left out" in again[0]
 

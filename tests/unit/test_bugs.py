@@ -41,9 +41,9 @@ Caused by: java.net.ConnectException: Connection refused
 
 
 def test_of_another_process_only_stack_lines_and_types_are_reported() -> None:
-    told = bugs.places(PYTHON + JAVA)
-    assert VALUE not in told
-    assert told.splitlines() == [
+    reported = bugs.places(PYTHON + JAVA)
+    assert VALUE not in reported
+    assert reported.splitlines() == [
         '  File "/srv/jobs/snapshot.py", line 12, in copy',
         '  File "/srv/cdc/rows.py", line 3',
         "ValueError",
@@ -56,9 +56,9 @@ def test_of_another_process_only_stack_lines_and_types_are_reported() -> None:
     ]
 
 
-@pytest.mark.parametrize("said", ["", "\n \n"])
-def test_of_a_process_without_output_nothing_is_reported(said: str) -> None:
-    assert bugs.places(said) == ""
+@pytest.mark.parametrize("output", ["", "\n \n"])
+def test_of_a_process_without_output_nothing_is_reported(output: str) -> None:
+    assert bugs.places(output) == ""
 
 
 @pytest.mark.parametrize("code", [1, Exit.UNAVAILABLE, Exit.CONFIG, Exit.BUG, -9])
@@ -88,10 +88,10 @@ def failed() -> Exception:
 
 
 def test_a_bug_is_reported_by_its_types_and_stack_lines() -> None:
-    told = bugs.where(failed())
-    assert VALUE not in told
-    assert told.index("KeyError") < told.index("ValueError")
-    assert ", in look_up" in told
+    reported = bugs.where(failed())
+    assert VALUE not in reported
+    assert reported.index("KeyError") < reported.index("ValueError")
+    assert ", in look_up" in reported
 
 
 def test_an_error_that_is_its_own_cause_is_reported_once() -> None:
@@ -108,9 +108,9 @@ def test_what_ends_the_process_is_reported_without_its_message(
     monkeypatch.setattr("threading.excepthook", None)
     bugs.install()
     sys.excepthook(ValueError, failed(), None)
-    told = capsys.readouterr().err
-    assert "a bug in Lockstep, in MainThread" in told
-    assert VALUE not in told
+    reported = capsys.readouterr().err
+    assert "a bug in Lockstep, in MainThread" in reported
+    assert VALUE not in reported
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert capsys.readouterr().err == ""
 
@@ -133,7 +133,7 @@ def test_a_log_line_has_no_message_of_an_exception(*, lines: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (ValueError(f"Cast error: Cannot cast string '{VALUE}'"), "ValueError (cast error)"),
         (OSError(28, "No space left on device"), "OSError (no space left on device)"),
@@ -142,13 +142,13 @@ def test_a_log_line_has_no_message_of_an_exception(*, lines: bool) -> None:
     ],
 )
 def test_of_a_librarys_error_the_type_and_the_cause_are_reported(
-    error: Exception, told: str
+    error: Exception, reported: str
 ) -> None:
-    assert gist(error) == told
+    assert gist(error) == reported
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("output", "reported"),
     [
         (f'invalid input syntax for type integer: "{VALUE}"', "type integer: …"),
         (f'invalid input syntax for type integer: "a"{VALUE}"b"', "type integer: …"),
@@ -158,11 +158,11 @@ def test_of_a_librarys_error_the_type_and_the_cause_are_reported(
         ("division by zero", "division by zero"),
     ],
 )
-def test_postgres_errors_about_values_quote_none(said: str, told: str) -> None:
-    error = psycopg.errors.InvalidTextRepresentation(said)
+def test_postgres_errors_about_values_quote_none(output: str, reported: str) -> None:
+    error = psycopg.errors.InvalidTextRepresentation(output)
     what = translate(error, "reading rows").what
     assert VALUE not in what
-    assert what.endswith(told)
+    assert what.endswith(reported)
 
 
 def test_a_violated_constraint_is_reported_without_the_row() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc import client as module
-from cdc.client import Client, behind
+from cdc.client import Client, lagging
 from cdc.config import Config, Log, Source
 from cdc.config.followers import Follower
 from cdc.errors import Exit, UnavailableError
@@ -28,30 +28,30 @@ def record(
     lsn: int, state: FollowerState = "following", age: float = 0, what: str = ""
 ) -> FollowerRecord:
     at_us = int((time.time() - age) * 1e6)
-    return reported(lsn=LSN(lsn), state=state, what=what, hint="mend it", at_us=at_us)
+    return reported(lsn=LSN(lsn), state=state, what=what, hint="fix it", at_us=at_us)
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.sampled_from(STATES), st.floats(0, 60))
 def test_the_applied_frontier_decides_unless_the_store_has_lost_it(
     lsn: int, at: int, state: FollowerState, age: float
 ) -> None:
-    late = bool(behind(LSN(lsn), ["cache"], {"cache": record(at, state, age)}))
+    late = bool(lagging(LSN(lsn), ["cache"], {"cache": record(at, state, age)}))
     assert late is (at < lsn or state == "rebuilding")
 
 
 @pytest.mark.parametrize(
     ("state", "age", "says", "code"),
     [
-        ("following", 0, "is following, 2.0 KiB behind at 0/A: away", 75),
-        ("halted", 0, "has halted 2.0 KiB behind at 0/A: away", 78),
-        ("stopped", 0, "is not running, 2.0 KiB behind at 0/A", 69),
-        ("following", SILENT_SECONDS + 9, "is not running, 2.0 KiB behind at 0/A", 69),
+        ("following", 0, "is following, at 0/A, with a lag of 2.0 KiB: away", 75),
+        ("halted", 0, "has halted at 0/A, with a lag of 2.0 KiB: away", 78),
+        ("stopped", 0, "is not running, at 0/A, with a lag of 2.0 KiB", 69),
+        ("following", SILENT_SECONDS + 9, "is not running, at 0/A, with a lag of 2.0 KiB", 69),
         (None, 0, "has never run", 69),
     ],
 )
 def test_it_gives_the_reason(state: FollowerState | None, age: float, says: str, code: int) -> None:
     newest = {"cache": record(10, state, age, what="away")} if state else {}
-    (late,) = behind(LSN(2058), ["cache"], newest)
+    (late,) = lagging(LSN(2058), ["cache"], newest)
     assert says in late.why
     assert late.exit_code is Exit(code)
     assert late.hopeless is (state == "halted")
@@ -59,7 +59,7 @@ def test_it_gives_the_reason(state: FollowerState | None, age: float, says: str,
 
 
 def test_what_has_applied_nothing_has_no_lag_in_bytes() -> None:
-    (late,) = behind(LSN(2058), ["cache"], {"cache": record(0, "catching_up", 0)})
+    (late,) = lagging(LSN(2058), ["cache"], {"cache": record(0, "catching_up", 0)})
     assert late.why == "is catching up, with nothing applied yet"
 
 

@@ -46,7 +46,7 @@ def hiding(*names: str, keep: str = "") -> TableSelection:
 
 
 @pytest.mark.parametrize(
-    ("before", "told", "today", "attnum", "expected"),
+    ("before", "reported", "today", "attnum", "expected"),
     [
         # before, the message, today; `changed` columns have another catalog row
         ("iem", "iem", numbers("iem", 9), 2, {1}),
@@ -61,9 +61,9 @@ def hiding(*names: str, keep: str = "") -> TableSelection:
     ],
 )
 def test_a_column_is_where_the_catalog_and_the_order_allow_it(
-    before: str, told: str, today: ColumnNumbers, attnum: int, expected: set[int]
+    before: str, reported: str, today: ColumnNumbers, attnum: int, expected: set[int]
 ) -> None:
-    found = possible_positions(message(told), numbers(before), today)
+    found = possible_positions(message(reported), numbers(before), today)
     assert found.get(attnum, frozenset()) == expected
 
 
@@ -110,7 +110,7 @@ def test_a_dropped_column_stays_hidden_for_those_who_lag() -> None:
     assert hidden_columns(hiding("e"), {2: "e"}, numbers("i.", 9)) == {2: "e"}
 
 
-def told(relations: Relations, columns: str, today: ColumnNumbers, at: int) -> None:
+def reported(relations: Relations, columns: str, today: ColumnNumbers, at: int) -> None:
     facts = TableFacts(("i",), dict.fromkeys(columns, True), today)
     seen = relation(columns=columns, marked="i")
     request = RelationRequest(seen, facts, {}, LSN(at), selection=hiding("e"))
@@ -125,13 +125,15 @@ def test_a_hidden_column_that_a_log_of_an_older_version_has_takes_setup() -> Non
     first, _ = old.version(request, replaying=False)
     assert [column.attnum for column in first.columns] == [None, None, None]
     upgraded = Relations("shop", [first], 1)
-    told(upgraded, "ien", numbers("ien", 9), 5)  # no column was ever dropped: the order is enough
+    reported(
+        upgraded, "ien", numbers("ien", 9), 5
+    )  # no column was ever dropped: the order is enough
     upgraded = Relations("shop", [first], 1)
     with pytest.raises(ConfigError, match="may be n") as raised:
-        told(upgraded, "ien", numbers("i.en", 9), 5)
+        reported(upgraded, "ien", numbers("i.en", 9), 5)
     assert "cdc setup" in raised.value.hint
     confirmed = numbers("i.en", 8, hidden={3: "e"})
-    told(Relations("shop", [first], 1, [confirmed]), "ien", numbers("i.en", 9), 5)
+    reported(Relations("shop", [first], 1, [confirmed]), "ien", numbers("i.en", 9), 5)
 
 
 def test_a_mask_that_names_no_column_is_an_error_also_of_a_known_table() -> None:

@@ -180,12 +180,12 @@ def test_an_error_about_a_secret_does_not_quote_it(
         holder[at[-1]] = wrong
         code = main.run(["config", "check", *written(path, given)])
         captured = capsys.readouterr()
-        said = captured.out + captured.err
-        assert MARKER not in said
-        assert "918273645" not in said
+        output = captured.out + captured.err
+        assert MARKER not in output
+        assert "918273645" not in output
         if code != Exit.OK:
             assert code == Exit.CONFIG
-            assert place in said
+            assert place in output
 
 
 @pytest.mark.parametrize("place", ALL)
@@ -225,9 +225,9 @@ def test_an_address_that_is_refused_is_not_quoted(
     section_, name = field.split(".")
     given[section_][name] = value
     assert main.run(["config", "check", *written(path, given)]) == Exit.CONFIG
-    said = capsys.readouterr().err
-    assert field in said
-    assert MARKER not in said
+    output = capsys.readouterr().err
+    assert field in output
+    assert MARKER not in output
 
 
 @pytest.mark.parametrize("store", ["redis", "opensearch", "sql"])
@@ -264,14 +264,14 @@ def test_a_line_that_is_no_yaml_is_named_and_not_quoted(
         encoding="utf-8",
     )
     code = main.run(["config", "check", "-c", str(path)])
-    said = capsys.readouterr().err
-    assert MARKER not in said
-    assert code == Exit.OK or "lockstep.yaml:" in said
+    output = capsys.readouterr().err
+    assert MARKER not in output
+    assert code == Exit.OK or "lockstep.yaml:" in output
 
 
 # --- no field is forgotten ---
 
-_TELLS = re.compile(r"pass|secret|token|credential|jaas|pem|\bkey|dsn|url|listen|servers|path")
+_REVEALS = re.compile(r"pass|secret|token|credential|jaas|pem|\bkey|dsn|url|listen|servers|path")
 # Files and templates whose names look like secrets.
 _HARMLESS: Final = {"password_file", "key"}
 # Maps whose entries name tables and columns.
@@ -294,7 +294,7 @@ def test_every_field_that_is_named_like_a_secret_and_every_free_map_is_noted() -
         for field in fields(struct):
             kind = plain(field.type)
             entry = get_args(kind)[1] if get_origin(kind) is dict else None
-            if _TELLS.search(field.name) and field.name not in _HARMLESS and struct is not Mask:
+            if _REVEALS.search(field.name) and field.name not in _HARMLESS and struct is not Mask:
                 assert secrecy_of(field.type), f"{struct.__name__}.{field.name}: say what is secret"
             if entry is not None and field.name not in _NAMES:
                 of = plain(entry)

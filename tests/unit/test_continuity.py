@@ -277,9 +277,9 @@ def test_what_would_lose_changes_is_refused(
 
 def test_a_table_that_is_published_by_its_schema_may_not_leave() -> None:
     """Members by schema and by ALL TABLES have no membership of their own, and so no oid."""
-    whole = members(follows=0, users=0)
-    identity = replace(IDENTITY, publication=whole)
-    check(CONFIG, identity, POSITION, *source(publication=whole))
+    complete = members(follows=0, users=0)
+    identity = replace(IDENTITY, publication=complete)
+    check(CONFIG, identity, POSITION, *source(publication=complete))
     with pytest.raises(GapError, match=r"no longer has public\.follows"):
         check(CONFIG, identity, POSITION, *source(publication=members(users=0)))
 

@@ -398,10 +398,10 @@ LOG_CASES: list[tuple[dict[str, Any], str, str, str]] = [
     (transaction_log(3, 3), "transaction.state.log", "warning", "min.insync.replicas=2"),
     (transaction_log(3, 2), "transaction.state.log", "ok", ""),
     (
-        {"examined": Examined([GapError("lost", hint="begin anew")], {}, {})},
+        {"examined": Examined([GapError("lost", hint="start over")], {}, {})},
         "log",
         "error",
-        "begin anew",
+        "start over",
     ),
     (
         {"examined": Examined([], {}, {("shop.public.users", 2): 77})},

@@ -62,6 +62,7 @@ def test_so_are_those_of_kafka_and_the_stores(tmp_path: Path) -> None:
             "c": {"redis": {"url": "redis://cache:6379/2"}},
             "d": {"redis": {"url": "redis://:pw@localhost:6379/3"}},
             "e": {"opensearch": {"url": "http://search:9200", "user": "u", "password": "pw"}},
+            "g": {"redis": {"url": "redis://cache:6379/4?password=pw"}},
             "f": {"opensearch": {"url": "https://secure:9200", "user": "u", "password": "pw"}},
         },
     )
@@ -70,8 +71,39 @@ def test_so_are_those_of_kafka_and_the_stores(tmp_path: Path) -> None:
         "log.kafka",
         "followers.a.redis.url",
         "followers.e.opensearch.url",
+        "followers.g.redis.url",
     ]
     assert all(each.severity is Severity.WARNING for each in found)
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql://me@db/copy", 0),
+        ("postgresql://me:pw@db/copy", 1),
+        ("postgresql+psycopg://me:pw@db:5433/copy?sslmode=prefer", 1),
+        ("postgresql://me:pw@db/copy?sslmode=require", 0),
+        ("postgresql://me:pw@db/copy?sslmode=verify-ca", 0),
+        ("postgresql://me:pw@db/copy?sslmode=verify-full&sslrootcert=ca.pem", 0),
+        ("postgresql://me@db/copy?password=pw", 1),
+        ("postgresql://me@db/copy?password=pw&sslmode=require", 0),
+        ("postgresql://me:pw@db,other/copy", 2),
+        ("postgresql://me:pw@/copy?host=db:5433&host=localhost:5434&host=[::1]:5435", 1),
+        ("postgresql://me:pw@/copy?host=db,127.0.0.1,::1", 1),
+        ("postgresql://me:pw@/copy?host=/run/postgresql", 0),
+        ("postgresql://me:pw@localhost/copy?host=db", 1),
+        ("postgresql://me:pw@[::1]/copy", 0),
+        ("sqlite:////srv/copy.db", 0),
+    ],
+)
+def test_a_sql_followers_password_is_judged_by_what_libpq_does_with_the_url(
+    tmp_path: Path, url: str, warned: int
+) -> None:
+    found = check_connections(config(tmp_path, followers={"copy": {"sql": {"url": url}}}))
+    warnings = [each for each in found if each.severity is Severity.WARNING]
+    assert len(warnings) == warned
+    assert all(each.what.startswith("followers.copy.sql.url: ") for each in warnings)
+    assert "pw" not in str(found)
 
 
 def test_who_may_do_what_is_reported(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_what_is_captured_with_a_key_can_be_followed(follower: dict[str, Any]) -
 def test_what_a_follower_cannot_use_is_named(
     follower: dict[str, Any], severity: Severity, says: str
 ) -> None:
-    told = [each for each in found(follower) if says in each.what]
-    assert [each.severity for each in told] == [severity]
-    assert told[0].fix
+    reported = [each for each in found(follower) if says in each.what]
+    assert [each.severity for each in reported] == [severity]
+    assert reported[0].fix
 
 
 def test_a_column_left_out_and_a_key_of_the_configurations_count() -> None:
@@ -121,8 +121,8 @@ def test_a_column_left_out_and_a_key_of_the_configurations_count() -> None:
         "public.users": TableRule(exclude=("name",)),
     }
     shapes = {"public.users": {"form": "hash", "fields": ["name"]}}
-    told = found({"redis": REDIS | {"shapes": shapes}}, tables=tables)
-    assert [each.what for each in told] == [
+    reported = found({"redis": REDIS | {"shapes": shapes}}, tables=tables)
+    assert [each.what for each in reported] == [
         "followers.f.redis.shapes: public.users.name is not captured"
     ]
 

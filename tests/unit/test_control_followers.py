@@ -32,7 +32,7 @@ def ago(seconds: float) -> int:
     return int((time.time() - seconds) * 1e6)
 
 
-def told(
+def described(
     name: str = "cache",
     lag: float | None = None,
     canary_seconds: float = 5.0,
@@ -72,7 +72,7 @@ def told(
     ],
 )
 def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
-    assert told(**given) == []
+    assert described(**given) == []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
             Exit.FAILED,
         ),
         ({"began": 70, "moved": 70, "lag": DAY}, "cache has applied nothing for 70 s", Exit.OK),
-        ({"began": 2, "moved": 2, "lag": DAY / 2}, "cache is behind: the log has held", Exit.OK),
+        ({"began": 2, "moved": 2, "lag": DAY / 2}, "cache lags: the log has held", Exit.OK),
         # A store that was up when the session started, and refuses every batch.
         (
             IDLE | {"lag": HOUR, "moved": HOUR, "state": "following"},
@@ -127,7 +127,7 @@ def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
     ],
 )
 def test_a_stalled_follower_is_reported(given: dict[str, Any], says: str, code: Exit) -> None:
-    (cause,) = told(**given)
+    (cause,) = described(**given)
     assert cause.what.startswith(says), cause
     assert cause.level is (Level.FAILED if code else Level.DEGRADED)
     assert cause.exit_code == (code or Exit.FAILED)
@@ -143,8 +143,10 @@ def test_a_stalled_follower_is_reported(given: dict[str, Any], says: str, code: 
     st.sampled_from(["", "away"]),
 )
 def test_whatever_its_state_who_applies_nothing_of_what_there_is_fails(
-    state: str, stands: float, more: float, canary: float | None, what: str
+    state: str, stalled_for: float, more: float, canary: float | None, what: str
 ) -> None:
     times: dict[str, Any] = {} if canary is None else {"canary": canary}
-    (cause,) = told(lag=stands + more, began=DAY, moved=stands, state=state, what=what, **times)
+    (cause,) = described(
+        lag=stalled_for + more, began=DAY, moved=stalled_for, state=state, what=what, **times
+    )
     assert (cause.level, cause.exit_code) == (Level.FAILED, Exit.FAILED)

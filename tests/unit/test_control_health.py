@@ -35,7 +35,7 @@ def health(clock: Clock) -> Health:
         (State.HALTED, False),
     ],
 )
-def test_ready_is_streaming_or_standing_by(health: Health, state: State, *, ready: bool) -> None:
+def test_ready_is_streaming_or_on_standby(health: Health, state: State, *, ready: bool) -> None:
     health.to(state, "because")
     report = health.report()
     assert (report.ready, report.live, report.state, report.reason) == (

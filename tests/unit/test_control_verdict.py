@@ -185,19 +185,19 @@ def states_of_the_log() -> dict[str, State]:
 def states_of_snapshots_and_followers() -> dict[str, State]:
     """Return the states of incremental snapshots and followers."""
     return {
-        "a live snapshot in its first errors": (
+        "an incremental snapshot in its first errors": (
             {"incremental_snapshots": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},
             Level.DEGRADED, "(2 errors in a row): no rights", 0,
         ),
-        "a live snapshot that loops on an error": (
+        "an incremental snapshot that loops on an error": (
             {"incremental_snapshots": (live(errors=7, failing_since_us=ago(61), why="no rights"),)},
             Level.FAILED, "(7 errors in a row): no rights", 1,
         ),
-        "a live snapshot that waits for a transaction": (
+        "an incremental snapshot that waits for a transaction": (
             {"incremental_snapshots": (live(failing_since_us=ago(30), why="waits for 7"),)},
             Level.DEGRADED, "has read nothing for 30 s: waits for 7", 0,
         ),
-        "a live snapshot that failed": (
+        "an incremental snapshot that failed": (
             {"incremental_snapshots": (live("failed", why="no key", at_us=ago(DAY)),)},
             Level.FAILED, "has failed: no key", 1,
         ),
@@ -230,7 +230,7 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
         ),
         "a follower that is late and moves": (
             {"followers": (follower(lag=900.0, reached=1.0),)},
-            Level.DEGRADED, "cache is behind: the log has held for 15 min", 0,
+            Level.DEGRADED, "cache lags: the log has held for 15 min", 0,
         ),
         "a job that starts again and again": (
             {"followers": (follower(lag=900.0, reached=900.0, began_at_us=ago(5)),)},

@@ -84,8 +84,8 @@ def test_cuts_follow_each_other_whatever_the_limit(seed: int) -> None:
     assert sum(cut.events for cut in found) == sum(map(followed, records))
     # Another follower that is at one of these frontiers continues with the next.
     at = chance.choice(found)
-    stands = NEW._replace(epoch=at.epoch, lsn=at.lsn, seq=at.seq, place=at.place)
-    again = Cutter(stands, lambda topic: topic == "a", Limits(MANY, MANY << 10))
+    resumed = NEW._replace(epoch=at.epoch, lsn=at.lsn, seq=at.seq, place=at.place)
+    again = Cutter(resumed, lambda topic: topic == "a", Limits(MANY, MANY << 10))
     for offset, record in enumerate(records):
         if 2 * offset >= at.place:
             again.add(record, 2 * offset)

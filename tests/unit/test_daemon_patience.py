@@ -88,12 +88,12 @@ def test_accepted_again_it_is_as_patient_as_before(clock: Clock) -> None:
 
 
 def test_a_gap_is_never_tried_again(clock: Clock) -> None:
-    daemon = Scripted(clock, None, GapError("gone", hint="anew"))
+    daemon = Scripted(clock, None, GapError("gone", hint="start over"))
     assert daemon.run() is Exit.CONFIG
     assert daemon.slept == []
 
 
-APART = HistoryError("another history", hint="anew")
+APART = HistoryError("another history", hint="start over")
 
 
 def test_another_history_is_believed_when_two_sessions_in_a_row_find_it(clock: Clock) -> None:

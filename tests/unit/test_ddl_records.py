@@ -11,7 +11,7 @@ from cdc.encode import ddl
 from cdc.events import LSN
 from cdc.log import records
 
-SAID: dict[str, Any] = {
+STATEMENT: dict[str, Any] = {
     "event": "ddl_command_end",
     "tag": "ALTER TABLE",
     "objects": [{"type": "table", "schema": "public", "identity": "public.a"}],
@@ -38,14 +38,14 @@ def record(content: bytes) -> tuple[str, bytes, bytes] | None:
 
 
 def test_a_record_holds_the_statement_and_its_position() -> None:
-    made = record(orjson.dumps(SAID))
+    made = record(orjson.dumps(STATEMENT))
     assert made is not None
     topic, key, value = made
     assert (topic, orjson.loads(key)) == ("shop.cdc.schema", {"ddl": "0/30"})
     assert not records.is_schema_key(key)
     assert records.is_schema_key(records.schema_key(12))
     place = {"lsn": "0/30", "commit_lsn": "0/40", "ordinal": 2, "seq": 7, "tx_id": 9}
-    assert orjson.loads(value) == SAID | place | {"format": 1, "committed_at_us": 5}
+    assert orjson.loads(value) == STATEMENT | place | {"format": 1, "committed_at_us": 5}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_a_record_holds_the_statement_and_its_position() -> None:
         b"{}",
         b"[1]",
         b"\xff\xfe",
-        orjson.dumps(SAID | {"objects": None}),
-        orjson.dumps(SAID | {"statement": "x" * 1_000_000}),
+        orjson.dumps(STATEMENT | {"objects": None}),
+        orjson.dumps(STATEMENT | {"statement": "x" * 1_000_000}),
     ],
 )
 def test_what_an_event_trigger_did_not_write_gives_none(content: bytes) -> None:
@@ -64,6 +64,6 @@ def test_what_an_event_trigger_did_not_write_gives_none(content: bytes) -> None:
 
 
 def test_bytes_of_an_unknown_encoding_are_kept_as_far_as_they_can_be_read() -> None:
-    made = record(orjson.dumps(SAID | {"role": "ROLE"}).replace(b"ROLE", b"\xe9"))
+    made = record(orjson.dumps(STATEMENT | {"role": "ROLE"}).replace(b"ROLE", b"\xe9"))
     assert made is not None
     assert orjson.loads(made[2])["role"] == "\ufffd"

@@ -41,9 +41,9 @@ def resolved(split: oversize.Split) -> bytes:
     letters = DeadLetterAssembler()
     for key, value in split.letter:
         letters.add(key, value)
-    whole = letters.event(pointer(split.value))
+    complete = letters.event(pointer(split.value))
     assert list(letters.pending()) == []
-    return whole
+    return complete
 
 
 BIG = event(before={"id": 7}, after={"id": 7, "name": "Ada", "body": "x" * 300_000})
@@ -51,12 +51,12 @@ BIG = event(before={"id": 7}, after={"id": 7, "name": "Ada", "body": "x" * 300_0
 
 def test_the_pointer_leaves_out_the_large_value_alone() -> None:
     split = oversize.split(T, KEY, BIG, LIMIT)
-    here, whole = orjson.loads(split.value), orjson.loads(BIG)
+    here, complete = orjson.loads(split.value), orjson.loads(BIG)
     points = here["source"].pop("dead")
     assert points["columns"] == ["body"]
     assert here["after"] == {"id": 7, "name": "Ada", "body": HELD}
-    here["after"] = whole["after"]
-    assert here == whole
+    here["after"] = complete["after"]
+    assert here == complete
     assert split.key == KEY
     assert resolved(split) == BIG
 
@@ -66,8 +66,8 @@ def test_a_reader_never_takes_a_pointer_for_a_delete() -> None:
         value = oversize.split(T, KEY, event(op, after={"id": 7, "body": "x" * LIMIT}), LIMIT).value
         assert orjson.loads(value)["after"] == {"id": 7, "body": HELD}
     value = oversize.split(T, KEY, event("d", before={"id": 7, "body": "x" * LIMIT}), LIMIT).value
-    told = orjson.loads(value)
-    assert (told["op"], told["after"], told["before"]) == ("d", None, {"id": 7, "body": HELD})
+    parsed = orjson.loads(value)
+    assert (parsed["op"], parsed["after"], parsed["before"]) == ("d", None, {"id": 7, "body": HELD})
 
 
 def test_a_row_exactly_at_the_limit_goes_as_it_is_and_one_byte_more_does_not() -> None:
@@ -94,8 +94,8 @@ def test_a_wide_row_leaves_out_small_values_too() -> None:
     row = {f"c{i}": "x" * 500 for i in range(400)}
     value = event(after={"id": 7, **row, "n": 1})
     split = oversize.split(T, KEY, value, LIMIT)
-    told = orjson.loads(split.value)
-    assert told["after"] == {"id": 7, **dict.fromkeys(row, HELD), "n": 1}
+    parsed = orjson.loads(split.value)
+    assert parsed["after"] == {"id": 7, **dict.fromkeys(row, HELD), "n": 1}
     assert resolved(split) == value
 
 
@@ -126,10 +126,10 @@ def test_a_table_without_a_key_and_a_logical_message() -> None:
     assert split.key is None
     assert orjson.loads(split.letter[0][1])["key"] is None
     assert resolved(split) == value
-    told = orjson.loads(event("m"))
-    del told["before"], told["after"]
+    parsed = orjson.loads(event("m"))
+    del parsed["before"], parsed["after"]
     message = {"prefix": "p", "transactional": True, "content": "x" * LIMIT}
-    value = orjson.dumps({**told, "message": message})
+    value = orjson.dumps({**parsed, "message": message})
     split = oversize.split("shop.cdc.messages", b'{"prefix":"p"}', value, LIMIT)
     assert orjson.loads(split.value)["message"] == {**message, "content": HELD}
     assert resolved(split) == value
@@ -141,10 +141,10 @@ def test_the_placeholder_is_the_configured_one() -> None:
 
 
 def test_columns_that_postgres_did_not_send_stay_unchanged() -> None:
-    told = orjson.loads(BIG)
-    told["after"]["bio"] = HELD
-    told["source"]["unchanged"] = ["bio"]
-    split = oversize.split(T, KEY, orjson.dumps(told), LIMIT)
+    parsed = orjson.loads(BIG)
+    parsed["after"]["bio"] = HELD
+    parsed["source"]["unchanged"] = ["bio"]
+    split = oversize.split(T, KEY, orjson.dumps(parsed), LIMIT)
     here = orjson.loads(split.value)
     assert here["source"]["dead"]["columns"] == ["body"]
     assert here["source"]["unchanged"] == ["bio"]

@@ -188,7 +188,7 @@ def outcome(*findings: str, chaos: bool = False) -> DemoOutcome:
 
 
 def reported(seq: int, committed: float, **more: object) -> FollowerRecord:
-    told: dict[str, object] = {
+    described: dict[str, object] = {
         "pipeline": "demo",
         "follower": "mirror",
         "store": "delta",
@@ -202,7 +202,7 @@ def reported(seq: int, committed: float, **more: object) -> FollowerRecord:
         "owner": "here",
         "at_us": round(time.time() * 1e6),
     }
-    return msgspec.convert(told | more, FollowerRecord)
+    return msgspec.convert(described | more, FollowerRecord)
 
 
 def test_followers_are_shown_with_frontier_and_lag(flow: Flow) -> None:
@@ -229,29 +229,29 @@ def test_killed_followers_are_back_when_all_have_applied_a_later_change(flow: Fl
 
 def test_the_followers_proof_is_printed_too() -> None:
     equal = FollowersProof(equal=True, lsn=LSN(0x3A4B5C8), rows={"mirror": 5210}, findings=())
-    (_, told) = closing_lines(replace(outcome(), followers=equal))
-    assert told == "demo: every follower equals the database at 0/3A4B5C8 (rows: mirror 5 210)"
+    (_, described) = closing_lines(replace(outcome(), followers=equal))
+    assert described == "demo: every follower equals the database at 0/3A4B5C8 (rows: mirror 5 210)"
     found = equal._replace(equal=False, findings=("cache: public.users: 1 rows differ",))
     wrong = replace(outcome(), followers=found)
     assert closing_lines(wrong)[-2:] == [
         "demo: the followers are NOT proved equal to the database, 1 findings:",
         "  cache: public.users: 1 rows differ",
     ]
-    told_json = orjson.loads(closing_json(wrong))
-    assert told_json["equal"] is False
-    assert told_json["findings"] == ["cache: public.users: 1 rows differ"]
+    reported_json = orjson.loads(closing_json(wrong))
+    assert reported_json["equal"] is False
+    assert reported_json["findings"] == ["cache: public.users: 1 rows differ"]
 
 
 def test_the_closing_line_shows_the_complete_outcome() -> None:
-    whole = outcome()
-    assert whole.proof is not None
+    complete = outcome()
+    assert complete.proof is not None
     not_in_log = ("public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)",)
-    read = replace(whole, proof=whole.proof._replace(initial=412, not_in_log=not_in_log))
-    (told, more) = closing_lines(read)
-    assert told.startswith("demo: 412 rows read, 18 000 changes in 60 s, 8 tables,")
+    read = replace(complete, proof=complete.proof._replace(initial=412, not_in_log=not_in_log))
+    (described, more) = closing_lines(read)
+    assert described.startswith("demo: 412 rows read, 18 000 changes in 60 s, 8 tables,")
     assert more == f"demo: not in the log: {not_in_log[0]}"
-    (told,) = closing_lines(whole)
-    assert told == (
+    (described,) = closing_lines(complete)
+    assert described == (
         "demo: 18 412 changes in 60 s, 8 tables, 5 210 rows: the log equals the database"
         " (frontier 0/3A4B5C8, seq 18412)"
     )
@@ -274,11 +274,11 @@ def test_findings_are_printed_one_a_line_and_chaos_claims_nothing() -> None:
 
 
 def test_the_json_outcome_holds_what_programs_ask_for() -> None:
-    told = orjson.loads(closing_json(outcome("seq 7 is missing from the log", chaos=True)))
-    assert told["equal"] is False
-    assert told["findings"] == ["seq 7 is missing from the log"]
-    assert told["late"] == {"p50_ms": 8, "p99_ms": 21, "max_ms": 90}
-    assert [kill["what"] for kill in told["kills"]] == ["daemon", "broker", "daemon"]
+    described = orjson.loads(closing_json(outcome("seq 7 is missing from the log", chaos=True)))
+    assert described["equal"] is False
+    assert described["findings"] == ["seq 7 is missing from the log"]
+    assert described["late"] == {"p50_ms": 8, "p99_ms": 21, "max_ms": 90}
+    assert [kill["what"] for kill in described["kills"]] == ["daemon", "broker", "daemon"]
 
 
 def test_an_outcome_without_a_proof_is_reported() -> None:

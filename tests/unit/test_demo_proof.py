@@ -70,15 +70,15 @@ def test_equal_rows_are_equal_whatever_the_order(compared: Callable[..., list[st
 def test_values_must_be_the_same_json(
     compared: Callable[..., list[str]], logged: object, stored: object
 ) -> None:
-    (told,) = compared(keyed({"id": 1, "n": logged}), [{"id": 1, "n": stored}])
-    assert "1 rows differ in column n" in told
+    (reported,) = compared(keyed({"id": 1, "n": logged}), [{"id": 1, "n": stored}])
+    assert "1 rows differ in column n" in reported
 
 
 def test_missing_and_surplus_rows_are_reported(compared: Callable[..., list[str]]) -> None:
-    told = compared(keyed({"id": 1}, {"id": 2}), [{"id": 2}, {"id": 3}, {"id": 4}])
-    assert len(told) == 2
-    assert "2 rows of the database are missing from the log" in told[0]
-    assert "1 rows of the log are not in the database" in told[1]
+    reported = compared(keyed({"id": 1}, {"id": 2}), [{"id": 2}, {"id": 3}, {"id": 4}])
+    assert len(reported) == 2
+    assert "2 rows of the database are missing from the log" in reported[0]
+    assert "1 rows of the log are not in the database" in reported[1]
 
 
 def test_a_record_key_must_fit_its_row(compared: Callable[..., list[str]]) -> None:
@@ -91,15 +91,15 @@ def test_a_column_added_later_may_be_missing_only_where_it_is_null(
     compared: Callable[..., list[str]],
 ) -> None:
     assert compared(keyed({"id": 1}), [{"id": 1, "new": None}]) == []
-    (told,) = compared(keyed({"id": 1}), [{"id": 1, "new": 0}])
-    assert "differ in column new" in told
+    (reported,) = compared(keyed({"id": 1}), [{"id": 1, "new": 0}])
+    assert "differ in column new" in reported
 
 
 def test_keyless_rows_are_compared_as_a_multiset(compared: Callable[..., list[str]]) -> None:
     row = {"url": "/"}
     assert compared(keyless(row, row), [row, row], ()) == []
-    (told,) = compared(keyless(row), [row, row], ())
-    assert "1 rows of the database are missing from the log" in told
+    (reported,) = compared(keyless(row), [row, row], ())
+    assert "1 rows of the database are missing from the log" in reported
 
 
 def test_of_a_table_past_the_log_what_is_there_must_be_right(
@@ -111,12 +111,12 @@ def test_of_a_table_past_the_log_what_is_there_must_be_right(
     stored = [{"id": 1, "n": "a", "bio": "long"}, {"id": 2, "n": "b", "bio": None}]
     assert compared(state, stored) == []
     assert compared(rest, [{"url": "/"}, {"url": "/"}], ()) == []
-    (told,) = compared(state, [{"id": 1, "n": "c"}])
-    assert "1 rows differ in column n" in told
-    (told,) = compared(state, [{"id": 2, "n": "b"}])
-    assert "1 rows of the log are not in the database" in told
+    (reported,) = compared(state, [{"id": 1, "n": "c"}])
+    assert "1 rows differ in column n" in reported
+    (reported,) = compared(state, [{"id": 2, "n": "b"}])
+    assert "1 rows of the log are not in the database" in reported
 
 
 def test_findings_hold_no_values(compared: Callable[..., list[str]]) -> None:
-    told = compared(keyed({"id": 1, "n": "secret"}), [{"id": 1, "n": "hidden"}])
-    assert not any("secret" in each or "hidden" in each for each in told)
+    reported = compared(keyed({"id": 1, "n": "secret"}), [{"id": 1, "n": "hidden"}])
+    assert not any("secret" in each or "hidden" in each for each in reported)

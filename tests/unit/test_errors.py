@@ -27,7 +27,8 @@ TABLE = {
     errors.SnapshotLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RewrittenError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.OutcomeUnknownError: (Policy.BACKOFF, Exit.TEMPORARY),
-    errors.BehindError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.LocalStackError: (Policy.HALT, Exit.UNAVAILABLE),
+    errors.LagError: (Policy.BACKOFF, Exit.TEMPORARY),
 }
 
 
@@ -47,8 +48,8 @@ def test_policy_and_exit_code(kind: type[CDCError]) -> None:
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
 def test_an_error_shows_what_happened_and_what_to_do(kind: type[CDCError]) -> None:
-    error = kind("it broke", hint="mend it")
-    assert str(error) == "it broke\n  what to do: mend it"
+    error = kind("it broke", hint="fix it")
+    assert str(error) == "it broke\n  what to do: fix it"
 
 
 def test_a_name_in_an_error_starts_no_line() -> None:

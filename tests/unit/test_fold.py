@@ -25,8 +25,8 @@ def event(op: str, seq: int, after: Row | None = None, **source: object) -> byte
 
 def findings(fold: Fold) -> list[str]:
     """Return its findings, without those about a missing frontier."""
-    told = fold.finish().findings
-    return [each for each in told if "frontier" not in each]
+    reported = fold.finish().findings
+    return [each for each in reported if "frontier" not in each]
 
 
 def test_a_replayed_event_is_a_finding_as_visible_twice() -> None:
@@ -121,8 +121,8 @@ def test_a_logical_message_has_its_place_among_the_changes_and_no_table() -> Non
     )
     fold.add(T, 0, 1, b"2", event("c", 4, {"id": 2}, commit_lsn="0/200", ordinal=1))
     changes = [PartitionEnd(T, 0, end, 1) for end in (1, 2)]
-    said = [PartitionEnd("shop.cdc.messages", 0, end, 1) for end in (1, 2)]
-    for lsn, seq, ends in ((0x108, 2, [changes[0], said[0]]), (0x200, 3, said[1:])):
+    output = [PartitionEnd("shop.cdc.messages", 0, end, 1) for end in (1, 2)]
+    for lsn, seq, ends in ((0x108, 2, [changes[0], output[0]]), (0x200, 3, output[1:])):
         fold.add_frontier(Frontier(1, LSN(lsn), seq, 0, tuple(ends)))
     fold.add_frontier(Frontier(1, LSN(0x208), 4, 0, (changes[1],)))
     assert fold.finish().findings == ()
@@ -131,7 +131,7 @@ def test_a_logical_message_has_its_place_among_the_changes_and_no_table() -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "output"),
     [
         (b"{", "is not a change event"),
         (event("x", 1), "unknown op"),
@@ -142,10 +142,10 @@ def test_a_logical_message_has_its_place_among_the_changes_and_no_table() -> Non
         (None, "tombstone"),
     ],
 )
-def test_a_record_that_breaks_the_contract_is_a_finding(value: bytes | None, said: str) -> None:
+def test_a_record_that_breaks_the_contract_is_a_finding(value: bytes | None, output: str) -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", value)
-    assert any(said in each for each in findings(fold))
+    assert any(output in each for each in findings(fold))
 
 
 def test_a_tombstone_must_follow_its_delete() -> None:
@@ -154,9 +154,9 @@ def test_a_tombstone_must_follow_its_delete() -> None:
     fold.add(T, 0, 1, b"1", event("d", 2, before={"id": 1}))
     fold.add(T, 0, 2, b"2", event("c", 3, {"id": 2}))
     fold.add(T, 0, 3, b"1", None)
-    told = findings(fold)
-    assert len(told) == 2
-    assert all("tombstone" in each for each in told)
+    reported = findings(fold)
+    assert len(reported) == 2
+    assert all("tombstone" in each for each in reported)
 
 
 def test_a_transaction_in_two_pieces_is_a_finding() -> None:
@@ -173,16 +173,16 @@ def test_events_after_the_last_frontier_are_a_finding() -> None:
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add_frontier(Frontier(1, LSN(0x130), 1, 0, (PartitionEnd(T, 0, 2, 1),)))
     fold.add(T, 0, 3, b"2", event("c", 2, {"id": 2}, commit_lsn="0/200"))
-    told = fold.finish().findings
-    assert any("but the newest event is seq 2" in each for each in told)
-    assert any("1 events of shop.public.users/0 are after" in each for each in told)
+    reported = fold.finish().findings
+    assert any("but the newest event is seq 2" in each for each in reported)
+    assert any("1 events of shop.public.users/0 are after" in each for each in reported)
 
 
 def test_a_frontier_of_deleted_records_is_a_finding() -> None:
     fold = Fold()
     fold.add_frontier(Frontier(1, LSN(0x130), 3, 0, (PartitionEnd(T, 2, 7, 3),)))
-    told = fold.finish().findings
-    assert any("counts 3 events of shop.public.users/2" in each for each in told)
+    reported = fold.finish().findings
+    assert any("counts 3 events of shop.public.users/2" in each for each in reported)
 
 
 def test_an_empty_log_is_complete() -> None:
@@ -195,9 +195,9 @@ def test_a_thousand_findings_are_counted_and_a_hundred_listed() -> None:
     fold = Fold()
     for offset in range(1000):
         fold.add(T, 0, offset, b"1", None)
-    told = fold.finish().findings
-    assert len(told) == MAX_FINDINGS + 1
-    assert told[-1] == "and 900 more findings"
+    reported = fold.finish().findings
+    assert len(reported) == MAX_FINDINGS + 1
+    assert reported[-1] == "and 900 more findings"
 
 
 def test_a_frontier_that_goes_back_is_a_finding() -> None:
@@ -287,9 +287,9 @@ def test_a_missing_or_incomplete_letter_is_a_finding_and_the_rest_is_folded() ->
     fold.add(T, 0, 1, b"2", event("c", 2, {"id": 2}))
     for letter in parts.letter[:-1]:
         fold.add_letter(*letter)
-    [told] = findings(fold)
-    assert "seq 1, op c" in told
-    assert "dead letter 1-1 is not complete" in told
+    [reported] = findings(fold)
+    assert "seq 1, op c" in reported
+    assert "dead letter 1-1 is not complete" in reported
     assert fold.events == 2
 
 

@@ -27,7 +27,7 @@ def change(seq: int, ident: int, op: str, ordinal: int) -> Record:
 
 # Two generations: the second has no 3, which is deleted after its rows, and a newer 1.
 SNAPSHOT = [row(7, 1), row(2, 2), row(1, 3), row(300, 2), row(290, 1), row(200, 4)]
-GONE = row(400, 3, "d", before={"id": 3})
+DELETED = row(400, 3, "d", before={"id": 3})
 STREAM = [change(401, 5, "c", 1), change(402, 4, "d", 2)]
 FRONTIERS = [
     Frontier(1, LSN(0x100), 400, 0, (PartitionEnd(T, 0, 3, 3), PartitionEnd(T, 1, 5, 4)), 393),
@@ -54,15 +54,15 @@ def folded(records: list[Record], frontiers: list[Frontier], seed: int = 0) -> F
     return fold
 
 
-def whole() -> list[Record]:
-    number, key, _ = GONE
+def complete() -> list[Record]:
+    number, key, _ = DELETED
     deleted = change(402, 4, "d", 2)
-    return [*SNAPSHOT, GONE, (number, key, None), *STREAM, (deleted[0], deleted[1], None)]
+    return [*SNAPSHOT, DELETED, (number, key, None), *STREAM, (deleted[0], deleted[1], None)]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ranges_of_two_generations_in_any_order_then_the_stream(seed: int) -> None:
-    fold = folded(whole(), FRONTIERS, seed)
+    fold = folded(complete(), FRONTIERS, seed)
     outcome = fold.finish()
     assert outcome.findings == ()
     assert (outcome.events, outcome.seq) == (9, 402)
@@ -74,7 +74,7 @@ def test_ranges_of_two_generations_in_any_order_then_the_stream(seed: int) -> No
 
 
 def test_a_row_that_is_missing_twice_or_late_is_a_finding() -> None:
-    records = whole()
+    records = complete()
     assert any(
         "missing from the log" in f for f in folded(records[1:], FRONTIERS).finish().findings
     )
@@ -88,5 +88,5 @@ def test_a_row_that_is_missing_twice_or_late_is_a_finding() -> None:
 
 def test_holes_are_counted_exactly() -> None:
     odd = [FRONTIERS[0]._replace(holes=392), FRONTIERS[1]]
-    told = folded(whole(), odd).finish().findings
-    assert any("holds 7 events instead of 8" in each for each in told)
+    reported = folded(complete(), odd).finish().findings
+    assert any("holds 7 events instead of 8" in each for each in reported)

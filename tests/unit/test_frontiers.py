@@ -73,13 +73,13 @@ def test_an_end_below_what_was_acknowledged_before_is_a_loss() -> None:
 
 
 def test_a_loss_that_was_outgrown_shows_by_the_count() -> None:
-    whole = at(0x200, 4)
-    whole.take()
-    whole.add({ORDERS: 3})
-    whole.acknowledged(position(end_lsn=0x300, seq=7), {ORDERS: 7})
-    assert not whole.regressed, "it ends beyond where it ended"
-    assert whole.take() is not None
-    assert whole.regressed == {ORDERS: (7, 8)}
+    complete = at(0x200, 4)
+    complete.take()
+    complete.add({ORDERS: 3})
+    complete.acknowledged(position(end_lsn=0x300, seq=7), {ORDERS: 7})
+    assert not complete.regressed, "it ends beyond where it ended"
+    assert complete.take() is not None
+    assert complete.regressed == {ORDERS: (7, 8)}
 
 
 def test_an_idle_pipelines_frontier_moves_on_without_events() -> None:

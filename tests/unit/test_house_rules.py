@@ -29,7 +29,7 @@ IMPORTED_BY = {
         *("cdc/playground/demo", "tests", "benchmarks"),
     ),
     "prometheus_client": ("cdc/operate", "tests", "benchmarks"),
-    "requests": ("cdc/playground/servers", "tests"),
+    "requests": ("cdc/runtime/artifacts.py", "tests"),
     "rich": ("cdc/playground/demo", "cdc/cli", "tests"),
     "pyspark": ("jobs", "tests", "benchmarks"),
     "delta": ("jobs", "tests", "benchmarks"),

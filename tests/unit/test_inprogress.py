@@ -52,8 +52,8 @@ def described(xid: int, oid: int = 1) -> bytes:
 
 
 def message(xid: int = TOP) -> bytes:
-    told = LogicalMessage(transactional=True, lsn=LSN(0x900), prefix="p", content=b"c", xid=xid)
-    return frame(told)
+    reported = LogicalMessage(transactional=True, lsn=LSN(0x900), prefix="p", content=b"c", xid=xid)
+    return frame(reported)
 
 
 class Blocks:
@@ -66,8 +66,8 @@ class Blocks:
     def block(self, *frames: bytes, xid: int = TOP) -> None:
         """Walk one complete block."""
         self.open.start(StreamStart(xid, first_segment=True))
-        whole = chunk(*frames, STOP)
-        assert self.open.walk(whole, 0) == (len(whole) - len(PADDING), None)
+        complete = chunk(*frames, STOP)
+        assert self.open.walk(complete, 0) == (len(complete) - len(PADDING), None)
         assert not self.open.in_block
 
     def abort(self, subxid: int, xid: int = TOP) -> None:
@@ -128,36 +128,36 @@ def test_a_transaction_of_which_nothing_came_is_empty(blocks: Blocks) -> None:
 def test_a_block_may_be_cut_at_every_byte(tmp_path: Path) -> None:
     """Bytes read past a chunk's last complete frame are its padding: there must be enough of it."""
     frames = [ORIGIN, described(TOP), row(TOP), row(SUB, b"long" * 9), message(), row(TOP), STOP]
-    whole = b"".join(frames)
-    for cut in range(len(whole)):
+    complete = b"".join(frames)
+    for cut in range(len(complete)):
         spool = Spool(tmp_path / "spools")
         it = InProgress(spool)
         it.start(StreamStart(TOP, first_segment=True))
-        at, step = it.walk(whole[:cut] + PADDING, 0)
+        at, step = it.walk(complete[:cut] + PADDING, 0)
         assert step is Pause.MORE
         assert at in {sum(map(len, frames[:n])) for n in range(len(frames) + 1)}
-        rest = whole[at:]
+        rest = complete[at:]
         assert it.walk(rest + PADDING, 0) == (len(rest), None)
         back = b"".join(spool.commit(TOP))
-        assert back == whole[: -len(STOP)]
+        assert back == complete[: -len(STOP)]
         spool.close()
 
 
 @pytest.mark.parametrize("other", [KEEPALIVE, NOTICE], ids=["keepalive", "notice"])
 def test_what_is_no_frame_is_handed_over_and_not_spooled(blocks: Blocks, other: bytes) -> None:
     blocks.open.start(StreamStart(TOP, first_segment=True))
-    whole = chunk(row(TOP), other, row(TOP, b"b"), STOP)
-    at, step = blocks.open.walk(whole, 0)
+    complete = chunk(row(TOP), other, row(TOP, b"b"), STOP)
+    at, step = blocks.open.walk(complete, 0)
     assert (at, step) == (len(row(TOP)), Pause.OTHER)
     assert blocks.open.in_block
-    assert blocks.open.walk(whole, at + len(other)) == (len(whole) - len(PADDING), None)
+    assert blocks.open.walk(complete, at + len(other)) == (len(complete) - len(PADDING), None)
     assert b"".join(blocks.commit()) == row(TOP) + row(TOP, b"b")
 
 
 def test_what_follows_a_block_is_not_its_own(blocks: Blocks) -> None:
     blocks.open.start(StreamStart(TOP, first_segment=True))
-    whole = chunk(row(TOP), STOP, row(TOP, b"another's"))
-    assert blocks.open.walk(whole, 0) == (len(row(TOP)) + len(STOP), None)
+    complete = chunk(row(TOP), STOP, row(TOP, b"another's"))
+    assert blocks.open.walk(complete, 0) == (len(row(TOP)) + len(STOP), None)
     assert b"".join(blocks.commit()) == row(TOP)
 
 

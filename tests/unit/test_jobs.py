@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
 from cdc.events import LSN
-from cdc.playground.servers.spark import job
+from cdc.runtime.spark import job
 from cdc.snapshot.initial.records import Plan, Range
 from lockstep.jobs.apply.following import has_ended
 from lockstep.jobs.copying import direct, tasks
@@ -83,9 +83,11 @@ def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.Monkey
         table_of(PLAN, "public.t")
 
 
-@pytest.mark.parametrize(("answer", "gone"), [("", True), ("x", True), ("xsno such method", False)])
-def test_a_jvm_that_ends_during_a_call_is_no_bug(answer: str, gone: bool) -> None:  # noqa: FBT001 - pytest's
-    with pytest.raises(Py4JError) as told:
+@pytest.mark.parametrize(
+    ("answer", "deleted"), [("", True), ("x", True), ("xsno such method", False)]
+)
+def test_a_jvm_that_ends_during_a_call_is_no_bug(answer: str, deleted: bool) -> None:  # noqa: FBT001 - pytest's
+    with pytest.raises(Py4JError) as reported:
         get_return_value(answer, None, "o1", "isActive")
-    assert has_ended(told.value) == gone
+    assert has_ended(reported.value) == deleted
     assert has_ended(Py4JNetworkError("Answer from Java side is empty"))

@@ -17,7 +17,7 @@ from lockstep.jobs.spark.kafka_options import java, reading
 def test_a_login_and_certificates_have_javas_form(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("-----BEGIN CERTIFICATE-----")
-    told = java(
+    reported = java(
         {
             "security.protocol": "sasl_ssl",
             "sasl.mechanisms": "SCRAM-SHA-512",
@@ -28,7 +28,7 @@ def test_a_login_and_certificates_have_javas_form(tmp_path: Path) -> None:
             "socket.timeout.ms": 5,
         }
     )
-    assert told == {
+    assert reported == {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required"
@@ -48,9 +48,11 @@ def test_ranges_are_read_exactly_and_committed_only() -> None:
     config = Config(
         pipeline="shop", source=Source(dsn="d"), log=Log(bootstrap_servers="one:1,two:2")
     )
-    told = reading(config, {("b", 1): Range(5, 9), ("a", 0): Range(0, 7), ("b", 0): Range(2, 3)})
-    assert json.loads(told["assign"]) == {"a": [0], "b": [0, 1]}
-    assert json.loads(told["startingOffsets"]) == {"a": {"0": 0}, "b": {"0": 2, "1": 5}}
-    assert json.loads(told["endingOffsets"]) == {"a": {"0": 7}, "b": {"0": 3, "1": 9}}
-    assert told["kafka.isolation.level"] == "read_committed"
-    assert told["failOnDataLoss"] == "true"
+    reported = reading(
+        config, {("b", 1): Range(5, 9), ("a", 0): Range(0, 7), ("b", 0): Range(2, 3)}
+    )
+    assert json.loads(reported["assign"]) == {"a": [0], "b": [0, 1]}
+    assert json.loads(reported["startingOffsets"]) == {"a": {"0": 0}, "b": {"0": 2, "1": 5}}
+    assert json.loads(reported["endingOffsets"]) == {"a": {"0": 7}, "b": {"0": 3, "1": 9}}
+    assert reported["kafka.isolation.level"] == "read_committed"
+    assert reported["failOnDataLoss"] == "true"

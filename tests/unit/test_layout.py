@@ -33,8 +33,8 @@ OWNERS = {
     "alembic": {"cdc/publication/migrations.py"},
     "sqlalchemy": {"cdc/publication/migrations.py"},
     "prometheus_client": {"cdc/operate/http.py", "cdc/operate/metrics.py"},
-    "requests": {"cdc/playground/servers/artifacts.py"},
-    "maven_artifact": {"cdc/playground/servers/artifacts.py"},
+    "requests": {"cdc/runtime/artifacts.py"},
+    "maven_artifact": {"cdc/runtime/artifacts.py"},
     "click": {"cdc/cli"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
     "redis": {"cdc/playground/demo/stores.py"},
@@ -189,6 +189,15 @@ def test_the_daemon_runs_without_the_tools_around_it() -> None:
         for found in sorted(imports(name, types_too=True))
         if found.startswith("cdc.") and room(found) in AROUND
     ] == []
+
+
+def test_nothing_but_its_commands_imports_the_playground() -> None:
+    assert {
+        name
+        for name in MODULES
+        for found in imports(name, types_too=True)
+        if found.startswith("cdc.playground") and not name.startswith("cdc.playground")
+    } == {"cdc.cli.demo", "cdc.cli.local"}
 
 
 def test_no_modules_import_in_a_circle() -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc.playground.servers import artifacts
-from cdc.playground.servers.artifacts import Artifact, ArtifactCache, lock_sections, parse_lock
-from cdc.playground.servers.errors import LocalStackError
-from cdc.playground.servers.progress import Progress
-from cdc.runtime import extras
+from cdc.errors import LocalStackError
+from cdc.runtime import artifacts, extras
+from cdc.runtime.artifacts import Artifact, ArtifactCache, lock_sections, parse_lock
 from cdc.runtime.extras import MissingExtraError
+from cdc.runtime.progress import Progress
 
 BODY = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -61,7 +60,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     served.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("LOCKSTEP_MAVEN", served.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("cdc.playground.servers.artifacts.time.sleep", lambda _: None)
+    monkeypatch.setattr("cdc.runtime.artifacts.time.sleep", lambda _: None)
     monkeypatch.setattr(artifacts, "lock_sections", lambda: {"one": (artifact(),)})
     thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()

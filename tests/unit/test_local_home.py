@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc.playground.servers.errors import LocalStackError
-from cdc.playground.servers.home import Home, ServerState, file_lock
+from cdc.errors import LocalStackError
+from cdc.playground.servers.home import Home, ServerState
+from cdc.runtime.file_lock import file_lock
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.playground.servers import java
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
+from cdc.runtime import java
 
 
 def runtime(folder: Path, version: str, *, release_file: bool = True) -> Path:
@@ -60,5 +60,5 @@ def test_sparks_java_passes_on_everything_but_the_module_that_pips_lacks(
     monkeypatch.setattr(java, "_from_pip", lambda: java.Java(program, 21, trimmed=True))
     asked = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx='$y'", "", "Main"]
     shim = java.spark_home(tmp_path / "home") / "bin" / "java"
-    told = subprocess.run([shim, *asked], capture_output=True, text=True, check=True).stdout
-    assert told.split("\n")[:-1] == [each for each in asked if not each.startswith("--add")]
+    reported = subprocess.run([shim, *asked], capture_output=True, text=True, check=True).stdout
+    assert reported.split("\n")[:-1] == [each for each in asked if not each.startswith("--add")]

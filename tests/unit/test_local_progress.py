@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cdc.playground.servers.progress import Terminal
+from cdc.runtime.progress import Terminal
 from tests.fixtures.servers import matches
 
 

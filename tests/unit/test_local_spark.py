@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from cdc.cli.main import run
-from cdc.playground.servers import spark
+from cdc.runtime import spark
 
 _FROM_ZIP = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import cdc.playground.servers.artifacts, jobs.copying.tasks, sinks.delta.types
+import cdc.runtime.artifacts, jobs.copying.tasks, sinks.delta.types
 from lockstep.sinks.redis.scripts import APPLY
 assert cdc.__file__.startswith(sys.argv[1]), cdc.__file__
 assert APPLY.startswith("local TOKEN_LENGTH")
-print(len(cdc.playground.servers.artifacts.lock_sections()["spark"]))
+print(len(cdc.runtime.artifacts.lock_sections()["spark"]))
 """
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc import events
 from cdc.errors import ConfigError, Exit
 from cdc.log import names
 
@@ -23,7 +24,7 @@ short_names = st.text(characters, min_size=1, max_size=6) | st.sampled_from(["cd
 @given(any_names)
 def test_escape_is_reversible_and_legal(name: str) -> None:
     escaped = names.escape(name)
-    assert names.unescape(escaped) == name
+    assert events.unescape(escaped) == name
     assert re.fullmatch(r"[A-Za-z0-9_-]+", escaped)
 
 
@@ -61,7 +62,7 @@ def test_no_two_tables_share_a_topic(schema: str, table: str, other: str, anothe
 )
 def test_escapes(name: str, escaped: str) -> None:
     assert names.escape(name) == escaped
-    assert names.unescape(escaped) == name
+    assert events.unescape(escaped) == name
 
 
 @pytest.mark.parametrize("table", ["resume", "frontier", "schema", "dead"])

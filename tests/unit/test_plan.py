@@ -115,7 +115,7 @@ def test_an_identity_that_holds_an_unpublished_generated_column_is_refused_on_18
         ({}, {"exclude": ["public.x*"]}, 17, True, "source.exclude leaves tables out"),
     ],
 )
-def test_a_schema_that_cannot_be_taken_whole_says_why(
+def test_a_schema_that_cannot_be_published_completely_says_why(
     rules: dict[str, Any], source: dict[str, Any], major: int, *, superuser: bool, why: str
 ) -> None:
     wanted = planned(rules, major=major, superuser=superuser, new_tables="publish", **source)
@@ -194,7 +194,7 @@ def test_the_statements_make_the_publication() -> None:
     ]
 
 
-def test_a_whole_schema_is_left_before_a_column_list_comes() -> None:
+def test_a_published_schema_is_removed_before_a_column_list_is_added() -> None:
     actual = publication(entries={}, schemas={"public": 7}, published=published(1, membership=0))
     assert statements(planned(rule(exclude=["born"])), actual) == [
         'ALTER PUBLICATION "p" DROP TABLES IN SCHEMA "public"',
@@ -231,8 +231,8 @@ def findings(
         actual,
         [Partition(7, "public", "users_1", identifies_rows=False)],
     )
-    told = check_tables(configured(rules, **source), facts)
-    return {each.check: each for each in told}
+    reported = check_tables(configured(rules, **source), facts)
+    return {each.check: each for each in reported}
 
 
 def test_the_doctor_shows_what_differs() -> None:
@@ -253,8 +253,8 @@ def test_the_doctor_shows_what_differs() -> None:
 
 
 def test_the_doctor_names_what_is_in_no_event() -> None:
-    told = findings()["generated"]
-    assert "public.users.label" in told.what
+    reported = findings()["generated"]
+    assert "public.users.label" in reported.what
     split = findings(tables=[TABLE._replace(kind="p")])
     assert "one topic each" in split["partitions"].what
     assert "public.users_1" in split["partition_identity"].what

@@ -63,7 +63,7 @@ class Gate:
 class FakePublisher:
     """A writer whose flush and commit wait at the gates of the world that it belongs to."""
 
-    begun = False
+    started = False
 
     def __init__(self, world: World, name: int | str, *, transaction_seconds: int = 60) -> None:
         assert transaction_seconds
@@ -88,7 +88,7 @@ class FakePublisher:
         self._step("commit")
 
     def begin(self) -> None:
-        self.begun = True
+        self.started = True
 
     def abort(self) -> None:
         self.world.done.append(f"abort {self.name}")
@@ -247,7 +247,7 @@ def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None
     flushed(second)
     world.gate("commit 1").open()
     assert world.gate("commit 0").reached()
-    assert not world.gate("commit 1").reached(0.05), "the second commit has begun"
+    assert not world.gate("commit 1").reached(0.05), "the second commit has started"
     assert world.done == ["flush 0", "flush 1"]
     world.gate("commit 0").open()
     ended(second)

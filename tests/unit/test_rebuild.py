@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import LINES, USERS, applied, change, key, row
 from lockstep.jobs.generations import comparing
 from lockstep.jobs.generations.comparing import Difference, Holding, Newest
 from lockstep.jobs.generations.rebuilding import AS_OF_ABOVE, DivergedError, Rebuild
 from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
-from lockstep.sinks.memory import STORES, MemorySink
 
 TABLES = {version.name: version for version in (USERS, LINES)}
 
@@ -57,8 +57,8 @@ class Log:
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         """Act as a `Builder`: a frontier at each seq, three in a cut."""
-        standing = sink.open()
-        at = standing.applied.seq if standing else 0
+        state = sink.open()
+        at = state.applied.seq if state else 0
         # Grows only before it is read, so that the read ends.
         self.before_each()
         end = len(self.changes)
@@ -128,32 +128,32 @@ def test_differences_of_the_old_generation_are_reported_and_fixed(
     store = STORES[request.node.nodeid]
     right = log.rows(USERS, applied(40))
     wrong = store.tables["public.users"].rows
-    gone, other = list(right)[:2]
-    del wrong[gone]
+    deleted, other = list(right)[:2]
+    del wrong[deleted]
     wrong[other] = (wrong[other][0], {"id": 0})
     wrong[key(USERS, 77)] = (3, {"id": 77})
-    told: list[str] = []
+    described: list[str] = []
     reported: list[tuple[int, int | None, bool]] = []
 
     def report(at: Applied, why: str) -> None:
         reported.append((at.generation, sink.current(), not why))
 
     log.before_each = lambda: log.grow(2)
-    outcome = Rebuild(sink, log, told.append, report).run()
+    outcome = Rebuild(sink, log, described.append, report).run()
     assert reported == [(2, 1, False), (2, 2, True)]
     users = next(each for each in outcome.tables if each.table == "public.users")
     assert {each.key for each in users.differences} == {
         Holding([(name, 0, None)]).differences(Holding([]))[0].key
-        for name in (gone, other, key(USERS, 77))
+        for name in (deleted, other, key(USERS, 77))
     }
     check(sink, log, request.node.nodeid)
     with pytest.raises(SwitchedError):
         sink.begin(99, [USERS])
-    standing = sink.open()
-    assert standing is not None
-    assert standing.applied.generation == 2
+    state = sink.open()
+    assert state is not None
+    assert state.applied.generation == 2
     assert sorted(sink.generations()) == [1, 2]
-    assert Rebuild(sink, log, told.append).drop_old() == [1]
+    assert Rebuild(sink, log, described.append).drop_old() == [1]
     check(sink, log, request.node.nodeid)
 
 
@@ -216,18 +216,18 @@ def test_a_switch_that_another_process_finished_is_reported(sink: MemorySink, lo
 
 
 @pytest.mark.parametrize(
-    ("reported", "begun", "number"), [(5, False, 6), (5, True, 6), (2, True, 2)]
+    ("reported", "started", "number"), [(5, False, 6), (5, True, 6), (2, True, 2)]
 )
-def test_its_number_is_one_whose_reports_are_heeded(
+def test_its_number_is_one_whose_reports_are_honoured(
     sink: MemorySink,
     log: Log,
     reported: int,
-    begun: bool,  # noqa: FBT001 - a case
+    started: bool,  # noqa: FBT001 - a case
     number: int,
 ) -> None:
     """Also in a store that was lost since, or where an attempt died right before its switch."""
     log.forward(sink, 1, None)
-    if begun:
+    if started:
         sink.at(2).open()
     assert Rebuild(sink, log, lambda _: None, reported=reported).run().generation == number
 
@@ -262,9 +262,9 @@ def test_a_build_that_differs_from_the_log_is_not_shown(sink: MemorySink, log: L
     log.keys = lambda version, at: itertools.chain(  # type: ignore[method-assign]
         keys(version, at), [(b"{}", 1)]
     )
-    with pytest.raises(DivergedError) as told:
+    with pytest.raises(DivergedError) as described:
         Rebuild(sink, log, lambda _: None).run()
-    assert isinstance(told.value, CDCError)
+    assert isinstance(described.value, CDCError)
     assert sink.current() == 1
 
 
@@ -304,14 +304,14 @@ def test_the_newest_event_of_a_key_decides_in_any_order(
     events: list[tuple[int, bool]], above: int, random: Random
 ) -> None:
     """They arrive from several partitions, and are folded at any moment."""
-    told = [(b"%d" % key, seq, there) for seq, (key, there) in enumerate(events, 1)]
-    left = {key: seq if there else 0 for key, seq, there in told}
+    described = [(b"%d" % key, seq, there) for seq, (key, there) in enumerate(events, 1)]
+    left = {key: seq if there else 0 for key, seq, there in described}
     newest = Newest()
-    random.shuffle(told)
+    random.shuffle(described)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(comparing, "_AT_ONCE", random.randint(1, 9))
         patched.setattr(comparing, "_FOLDED_AT", random.randint(1, 30))
-        for key, seq, there in told:
+        for key, seq, there in described:
             newest.add(key, seq, there=there)
     wanted = Holding((key, seq, None) for key, seq in left.items() if seq > above)
     found = newest.rows(above)

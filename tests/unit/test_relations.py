@@ -40,7 +40,7 @@ class Versions:
 
     def of(
         self,
-        told: Relation,
+        reported: Relation,
         catalog: TableFacts,
         *,
         types: dict[int, str] | None = None,
@@ -50,9 +50,9 @@ class Versions:
         selection: TableSelection = ALL,
     ) -> tuple[SchemaRecord, bool]:
         """Return the version; `today` are the catalog's current columns."""
-        columns = tuple(c.name for c in told.columns) if today is None else tuple(today)
+        columns = tuple(c.name for c in reported.columns) if today is None else tuple(today)
         published = SentTable(tuple((name, 23, -1) for name in columns), where)
-        request = RelationRequest(told, catalog, types or {}, LSN(0x100), published, selection)
+        request = RelationRequest(reported, catalog, types or {}, LSN(0x100), published, selection)
         return self.relations.version(request, replaying=replaying)
 
 
@@ -79,20 +79,22 @@ def test_the_same_description_is_the_same_version() -> None:
 
 def test_each_change_of_the_description_is_a_new_version() -> None:
     versions = Versions()
-    told = relation()
-    columns = told.columns
+    reported = relation()
+    columns = reported.columns
     for number, changed in enumerate(
         [
-            told,
+            reported,
             relation(columns="abcd"),
             relation(columns="ab"),
             relation(columns="acb"),
             relation(marked="ab"),
             relation(FULL, "abc"),
             relation(table="renamed"),
-            replace(told, namespace="other"),
-            replace(told, columns=(columns[0], columns[1], replace(columns[2], type_id=20))),
-            replace(told, columns=(columns[0], columns[1], replace(columns[2], type_modifier=9))),
+            replace(reported, namespace="other"),
+            replace(reported, columns=(columns[0], columns[1], replace(columns[2], type_id=20))),
+            replace(
+                reported, columns=(columns[0], columns[1], replace(columns[2], type_modifier=9))
+            ),
         ],
         1,
     ):
@@ -119,16 +121,19 @@ def test_versions_of_other_relations_do_not_count() -> None:
 
 
 def test_types_that_are_not_built_in_have_the_name_that_the_stream_sent() -> None:
-    told = relation()
-    columns = (replace(told.columns[0], type_id=90001), replace(told.columns[1], type_id=90002))
+    reported = relation()
+    columns = (
+        replace(reported.columns[0], type_id=90001),
+        replace(reported.columns[1], type_id=90002),
+    )
     version, _ = Versions().of(
-        replace(told, columns=columns), facts("a"), types={90001: "public.mood"}
+        replace(reported, columns=columns), facts("a"), types={90001: "public.mood"}
     )
     assert [c.type for c in version.columns] == ["public.mood", "unknown"]
 
 
-def key(told: Relation, *primary_key: str) -> tuple[str, ...]:
-    return Versions().of(told, facts(*primary_key))[0].key
+def key(reported: Relation, *primary_key: str) -> tuple[str, ...]:
+    return Versions().of(reported, facts(*primary_key))[0].key
 
 
 def test_the_key_is_in_the_primary_keys_order() -> None:
@@ -188,7 +193,7 @@ def test_a_replay_finds_the_older_version_it_walks_through() -> None:
 
 def test_a_replay_keeps_the_key_of_that_time_whatever_the_catalog_says_today() -> None:
     """The description is used for the transactions after the replay: its key must not change."""
-    for told, then, today in [
+    for reported, then, today in [
         (relation(FULL, "abc"), ("a",), ("b",)),
         (relation(FULL, "abc"), ("a",), ()),
         (relation(NOTHING, ""), ("a",), ("b",)),
@@ -196,9 +201,9 @@ def test_a_replay_keeps_the_key_of_that_time_whatever_the_catalog_says_today() -
         (relation(DEFAULT, "ab"), ("b", "a"), ("c",)),
     ]:
         before = Versions()
-        version, _ = before.of(told, facts(*then))
+        version, _ = before.of(reported, facts(*then))
         after = restarted(before, [version])
-        assert after.of(told, facts(*today), replaying=True) == (version, False)
+        assert after.of(reported, facts(*today), replaying=True) == (version, False)
 
 
 def test_a_key_made_of_other_columns_is_another_version_also_in_a_replay() -> None:

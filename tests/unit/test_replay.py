@@ -46,10 +46,10 @@ def test_the_same_history_is_proven_when_the_end_of_the_log_is_reached() -> None
     ids=["another xid", "another time", "after the last", "before the end", "none came"],
 )
 def test_another_history_is_a_gap(commit_lsn: int, us: int, xid: int, words: str) -> None:
-    with pytest.raises(GapError, match=words) as told:
+    with pytest.raises(GapError, match=words) as reported:
         replay().transaction(commit_lsn, us, xid)
-    assert told.value.exit_code == Exit.CONFIG
-    assert "restored" in str(told.value)
+    assert reported.value.exit_code == Exit.CONFIG
+    assert "restored" in str(reported.value)
 
 
 def test_an_end_that_is_reached_without_the_last_transaction_is_a_gap() -> None:
@@ -83,7 +83,7 @@ def test_a_record_that_says_nothing_of_it_has_nothing_to_compare(
     assert replay(**changed).proven
 
 
-def test_behind_a_message_of_no_transaction_nothing_may_come_that_the_log_lacks() -> None:
+def test_after_a_message_of_no_transaction_nothing_may_come_that_the_log_lacks() -> None:
     sent = replay(xid=0)
     sent.message(0x400)
     with pytest.raises(GapError, match="which the log does not hold"):
@@ -100,9 +100,9 @@ def test_a_message_that_is_the_logs_last_change_must_come_again() -> None:
         sent.transaction(0x380, TIME, 700)
         with pytest.raises(GapError, match="last change, a message, is not in what Postgres sends"):
             sent.transaction(0x900, TIME, 800)
-    behind = replay(xid=0, begins_at=0x400)  # its LSN is its end, so the slot has passed it
-    behind.reached()
-    assert behind.proven
+    lagging = replay(xid=0, begins_at=0x400)  # its LSN is its end, so the slot has passed it
+    lagging.reached()
+    assert lagging.proven
     sent = replay()
     sent.message(0x400)
     with pytest.raises(GapError, match="771, is not in what Postgres sends"):

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from cdc.config import Config, Log, Source
-from cdc.errors import Exit, GapError, InvariantError, UnavailableError
+from cdc.errors import Exit, GapError, InvariantError, StoreLostError, UnavailableError
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
+from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import opening, running
 from lockstep.jobs.apply.opening import open_store
 from lockstep.jobs.apply.running import Run
-from lockstep.sinks.contract import Applied
-from lockstep.sinks.memory import STORES, MemorySink
+from lockstep.sinks.contract import Applied, Sink
 from tests.fixtures.reported import reported
 
 
@@ -128,6 +128,28 @@ def test_a_store_that_is_lost_while_it_is_followed_gets_the_next_generation(
     ]
 
 
+def test_a_store_that_can_hold_a_shadow_build_is_repaired_and_never_emptied(
+    topic: Topic, sink: MemorySink, request: pytest.FixtureRequest
+) -> None:
+    """Until the repair ends its report has no frontier, and says what the store had."""
+    move_to(sink, 50, 3)
+    store = STORES[request.node.nodeid]
+    store.lost = True
+    topic.write(reported(lsn=LSN(50), generation=3, state="following"))
+
+    def repair(run: Run, found: Sink, error: StoreLostError) -> None:
+        assert (found, STORES[request.node.nodeid]) == (sink, store)
+        assert "was flushed" in error.what
+        last = topic.records[-1]
+        assert (last.state, last.generation, last.lsn, last.had_lsn) == ("rebuilding", 3, 0, 50)
+        assert run.state == "rebuilding"
+        move_to(sink, 50, 4)
+
+    run = made(quiet=False)
+    run.repair = repair
+    assert open_store(run, sink).applied.generation == 4
+
+
 def test_a_store_that_can_not_be_refilled_is_left_unchanged(
     topic: Topic,
     sink: MemorySink,
@@ -202,13 +224,13 @@ def test_a_lost_shadow_build_is_restarted_under_its_number(
 ) -> None:
     """It is restarted under its number, which the process that generation it relies on."""
     move_to(sink, 50, 3)
-    aside = sink.at(4)
-    aside.open()
+    shadow = sink.at(4)
+    shadow.open()
     store = STORES[request.node.nodeid]
     store.shadows[4].lost = True
     run = made()
     run.opened_at(Applied.beginning("shop", 4))
-    assert open_store(run, aside).applied == Applied.beginning("shop", 4)
+    assert open_store(run, shadow).applied == Applied.beginning("shop", 4)
     assert (STORES[request.node.nodeid], sink.current()) == (store, 3)
 
 

@@ -75,7 +75,7 @@ OUT_OF_ORDER = {
         frame(USERS),
         frame(Truncate((1,), cascade=False, restart_identity=False)),
     ],
-    "a row behind its transaction": [begin(), frame(USERS), commit(), INSERT],
+    "a row after its transaction": [begin(), frame(USERS), commit(), INSERT],
     "a row of a table that was not described": [begin(), INSERT],
     "a delete of a table that was not described": [begin(), frame(Delete(9, OldTuple(())))],
     "a truncate of a table that was not described": [
@@ -147,12 +147,12 @@ def test_a_row_that_does_not_fit_its_relation_is_refused(message: Message) -> No
 
 def test_rows_with_other_kinds_of_tuples_are_refused() -> None:
     """'K' and 'O' where a new row belongs, 'N' where an old one belongs."""
-    whole = frame(Update(1, KeyTuple((b"1", None)), (b"1", b"a")))
+    complete = frame(Update(1, KeyTuple((b"1", None)), (b"1", b"a")))
     for bad in (
         INSERT[:35] + b"K" + INSERT[36:],
         INSERT[:35] + b"O" + INSERT[36:],
-        whole.replace(b"N\x00\x02t", b"K\x00\x02t"),
-        whole.replace(b"K\x00\x02t", b"X\x00\x02t"),
+        complete.replace(b"N\x00\x02t", b"K\x00\x02t"),
+        complete.replace(b"K\x00\x02t", b"X\x00\x02t"),
         frame(b"D" + INSERT[31:]),
     ):
         fresh = session()
@@ -247,10 +247,10 @@ def test_a_truncate_is_one_event_a_table_in_partition_0_without_a_key() -> None:
 def test_a_table_without_a_key_keeps_its_order_in_partition_0() -> None:
     """No key, so no tombstone: it could not name a row."""
     fresh = session()
-    whole = Relation(2, "public", "logs", ReplicaIdentity.FULL, (NAME,))
+    complete = Relation(2, "public", "logs", ReplicaIdentity.FULL, (NAME,))
     old = OldTuple((b"a",))
     rows: list[Message] = [Insert(2, (b"a",)), Update(2, old, (b"b",)), Delete(2, old)]
-    fresh.feed([frame(whole), *(frame(row) for row in rows)])
+    fresh.feed([frame(complete), *(frame(row) for row in rows)])
     published = fresh.waiting()
     assert ops(published) == [(1, "c"), (2, "u"), (3, "d")]
     assert {(one.partition, one.key) for one in published} == {(0, None)}
@@ -263,7 +263,7 @@ def test_a_new_description_holds_from_there_on() -> None:
     with pytest.raises(ProtocolError):
         fresh.feed([INSERT])
     fresh.feed([frame(Insert(1, (b"1", b"a", b"b")))])
-    assert fresh.sequencer.seq == 2
+    assert fresh.sequencer.seq == 3  # with the message that the table was altered
 
 
 # -- where feed stops ------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ def test_a_logical_message_is_an_event_among_its_transactions_changes() -> None:
     fresh.feed([INSERT, message(b"\x00\xff", 0x1500, transactional=True), INSERT, commit()])
     published = fresh.waiting()
     assert ops(published) == [(1, "c"), (2, "m"), (3, "c")]
-    [said] = [one for one in published if one.topic == "shop.cdc.messages"]
-    event = json.loads(said.value or b"")
-    assert said.key == b'{"prefix":"audit"}'
+    [output] = [one for one in published if one.topic == "shop.cdc.messages"]
+    event = json.loads(output.value or b"")
+    assert output.key == b'{"prefix":"audit"}'
     assert event["message"] == {"prefix": "audit", "transactional": True, "content": "AP8="}
     source = event["source"]
     assert (source["ordinal"], source["commit_lsn"], source["txId"]) == (2, "0/2000", 771)
 
 
-def test_a_message_outside_any_transaction_stands_between_two_and_is_published_once() -> None:
+def test_a_message_outside_any_transaction_is_between_two_and_is_published_once() -> None:
     """Its position is its end in the WAL, where the next commit record may start: ordinal 0."""
     frames = [
         begin(), frame(USERS), INSERT, commit(),

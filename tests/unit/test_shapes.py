@@ -126,9 +126,9 @@ def test_a_key_that_is_a_digest_has_a_place_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("shape", "what"),
     [
-        (Shape(form="text", value="{gone}"), "no column gone"),
+        (Shape(form="text", value="{missing}"), "no column missing"),
         (Shape(key="{id"), "wrong template"),
-        (Shape(form="fields", fields=("gone",)), "no column gone"),
+        (Shape(form="fields", fields=("missing",)), "no column missing"),
         (Shape(key="s", form="set", member="{id}", ttl_seconds=9), "one by one"),
     ],
 )

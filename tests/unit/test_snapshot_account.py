@@ -51,25 +51,25 @@ def records(history: History) -> list[Record]:
     return found
 
 
-def told(history: History, *, whole: bool = True) -> list[str]:
-    rows = _Rows(whole=whole)
+def reported(history: History, *, complete: bool = True) -> list[str]:
+    rows = _Rows(complete=complete)
     for record in records(history):
         rows.take(record, record.event)
     return rows.wrong
 
 
 def test_a_correct_history_has_no_finding() -> None:
-    assert told(RIGHT) == []
-    assert told([("u", 1, 4, 7, 1), ("r", 2, 9, 8, 1), ("u", 1, 5, 9, 1)], whole=False) == []
+    assert reported(RIGHT) == []
+    assert reported([("u", 1, 4, 7, 1), ("r", 2, 9, 8, 1), ("u", 1, 5, 9, 1)], complete=False) == []
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_incorrect_history_is_a_finding(name: str) -> None:
-    assert told(WRONG[name])
+    assert reported(WRONG[name])
 
 
 def test_what_a_log_never_knew_may_be_read_but_not_come_back() -> None:
-    assert len(told([("d", 1, None, 7, 1), ("r", 1, 3, 8, 1)], whole=False)) == 1
+    assert len(reported([("d", 1, None, 7, 1), ("r", 1, 3, 8, 1)], complete=False)) == 1
 
 
 @pytest.mark.parametrize(

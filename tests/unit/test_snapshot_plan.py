@@ -243,9 +243,9 @@ def test_the_doctor_shows_what_a_snapshot_needs_and_costs() -> None:
     full = SERVER._replace(slots_in_use=int(SERVER.settings["max_replication_slots"]) - 1)
     assert "max_replication_slots" in judge(server=full)[0].what
     shut = big._replace(may_select=False, hidden=True)
-    told = [each.fix for each in judge(volumes=[shut])[:2]]
-    assert 'GRANT SELECT ON "public"."t"' in told[0]
-    assert "BYPASSRLS" in told[1]
+    shown = [each.fix for each in judge(volumes=[shut])[:2]]
+    assert 'GRANT SELECT ON "public"."t"' in shown[0]
+    assert "BYPASSRLS" in shown[1]
     old = SERVER._replace(version=150_004, in_recovery=True)
     assert "from 16 on" in judge(standby=old)[0].what
     slow = Snapshot(rows_per_second=1_000)
@@ -254,6 +254,6 @@ def test_the_doctor_shows_what_a_snapshot_needs_and_costs() -> None:
 
 
 def test_the_processes_that_are_waited_for_are_named() -> None:
-    told = waited_for([OpenTransaction(12, None, 61.0), OpenTransaction(None, "x", 3.0)])
-    assert told == "waiting for 2 transactions that write to end; the oldest: pid 12, 61 s"
+    shown = waited_for([OpenTransaction(12, None, 61.0), OpenTransaction(None, "x", 3.0)])
+    assert shown == "waiting for 2 transactions that write to end; the oldest: pid 12, 61 s"
     assert "prepared 'x'" in waited_for([OpenTransaction(None, "x", 3.0)])

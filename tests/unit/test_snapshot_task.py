@@ -111,8 +111,8 @@ def test_a_range_is_queried_by_its_pages_and_filters() -> None:
         " FROM ONLY public.\"T\" WHERE ctid >= '(80,0)'::tid AND ctid < '(100,0)'::tid"
         " AND (a > 1 -- not b\n)) TO STDOUT (FORMAT binary)"
     )
-    whole = planned(pages=None)
-    assert " WHERE " not in range_query(whole, next(whole.ranges(0)))
+    complete = planned(pages=None)
+    assert " WHERE " not in range_query(complete, next(complete.ranges(0)))
 
 
 class Producer:

@@ -57,7 +57,7 @@ _AT = 'connection failed: connection to server at "127.0.0.1", port 5432 failed:
         (f"{_AT}FATAL:  no such database: shop", GapError, "source.dsn"),
     ],
 )
-def test_a_refusal_without_a_state_is_told_by_its_words(
+def test_a_refusal_without_a_state_is_recognized_by_its_words(
     text: str, kind: type[CDCError], hint: str
 ) -> None:
     error = translate(psycopg.OperationalError(text), "connecting")
@@ -144,4 +144,4 @@ def test_a_password_file_that_is_being_rotated_is_a_refusal_not_a_crash(tmp_path
     ],
 )
 def test_a_state_says_what_may_be_done(error: type[psycopg.Error], kind: type[CDCError]) -> None:
-    assert type(translate(error("said so"), "asking")) is kind
+    assert type(translate(error("no more"), "asking")) is kind

@@ -62,7 +62,7 @@ def test_any_cut_and_any_use_of_chunks_return_every_byte_once_in_order(longest: 
             if not data:
                 continue
             assert data.endswith(PADDING)
-            assert first(data) <= content_end(data), "its first message is not whole"
+            assert first(data) <= content_end(data), "its first message is not complete"
             at = 0
             for _ in range(chance.randint(1, 3)):
                 if content_end(data) - at >= 5 and at + first(data[at:]) <= content_end(data):

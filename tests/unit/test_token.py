@@ -33,7 +33,7 @@ def test_what_is_no_token_is_refused(text: str) -> None:
 
 
 @given(st.integers(1, 2**40), st.lists(st.integers(3, 4_000), min_size=1, max_size=40))
-def test_the_newest_record_ends_where_it_is_said_to(begin: int, sizes: list[int]) -> None:
+def test_the_newest_record_ends_where_it_is_reported_to(begin: int, sizes: list[int]) -> None:
     """Lay records out as Postgres does; find the last one's end from the next one's position."""
     inserting = end = _past_headers(begin * 8)
     for size in sizes:

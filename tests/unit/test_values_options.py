@@ -199,9 +199,9 @@ def test_invalid_text_handling_mode(name: str) -> None:
     text = b'{"' + secret + b'"}' if an_array else secret
     with pytest.raises(UnicodeDecodeError):
         written(name, text)
-    told = {"base64": base64.b64encode(secret).decode()}
+    reported = {"base64": base64.b64encode(secret).decode()}
     found = written(name, text, invalid_text_handling_mode="base64")
-    assert found == ([told] if an_array else told)
+    assert found == ([reported] if an_array else reported)
     fine = written(name, "{Zoë}" if an_array else "Zoë", invalid_text_handling_mode="base64")
     assert fine == (["Zoë"] if an_array else "Zoë")
 
@@ -210,8 +210,8 @@ def test_invalid_text_in_an_hstore() -> None:
     both: Any = {"invalid_text_handling_mode": "base64", "hstore_handling_mode": "map"}
     assert written("public.hstore", '"a"=>"1"', **both) == {"a": "1"}
     broken = b'"a"=>"\xff"'
-    told = {"base64": base64.b64encode(broken).decode()}
-    assert written("public.hstore", broken, **both) == told
+    reported = {"base64": base64.b64encode(broken).decode()}
+    assert written("public.hstore", broken, **both) == reported
 
 
 def test_options_have_debeziums_names() -> None:

@@ -70,7 +70,7 @@ class Server:
     def say(self, data: bytes) -> None:
         self.end.sendall(data)
 
-    def heard(self) -> bytes:
+    def received(self) -> bytes:
         """Return what has arrived from the wire so far."""
         self.end.settimeout(0)
         try:
@@ -108,7 +108,7 @@ def test_the_start_sends_the_command_and_keeps_what_arrives_after_the_answer(
 ) -> None:
     server.say(COPY_BOTH + DATA + DATA[:9])
     server.stream.start()
-    assert server.heard() == QUERY
+    assert server.received() == QUERY
     data = server.stream.read()
     assert data == chunk(DATA, DATA[:9])
     server.stream.keep(data, len(DATA))
@@ -248,7 +248,7 @@ def test_to_close_the_wire_leaves_the_connections_own_descriptor_open(server: Se
     again = socket.socket(fileno=socket.dup(server.descriptor))
     again.sendall(b"still here")
     again.close()
-    assert server.heard() == b"still here"
+    assert server.received() == b"still here"
 
 
 # -- sending ---------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_to_close_the_wire_leaves_the_connections_own_descriptor_open(server: Se
 
 def test_feedback_is_a_copy_data_message(server: Server) -> None:
     server.wire.send(b"r" + bytes(33))
-    assert server.heard() == message(b"d", b"r" + bytes(33))
+    assert server.received() == message(b"d", b"r" + bytes(33))
 
 
 def test_what_a_busy_server_does_not_accept_is_sent_later_in_order(
@@ -269,7 +269,7 @@ def test_what_a_busy_server_does_not_accept_is_sent_later_in_order(
     got = bytearray()
 
     def all_there() -> bool:
-        got.extend(server.heard())
+        got.extend(server.received())
         assert server.wire.read() == b""  # reading is what sends the rest
         return len(got) >= len(expected)
 

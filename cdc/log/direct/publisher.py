@@ -95,7 +95,7 @@ class DirectPublisher:
         if not records.QUICK:
             raise Unsupported("google-crc32c has no compiled part here")
         settings = config.log.kafka
-        self.begun = False
+        self.started = False
         self._id = f"{config.prefix}.{config.pipeline}.{name}"
         self._transaction_ms = int(
             settings.get("transaction.timeout.ms", 1_000 * transaction_seconds)
@@ -149,7 +149,7 @@ class DirectPublisher:
 
     def begin(self) -> None:
         """Begin a transaction if none is open."""
-        self.begun = True
+        self.started = True
 
     def produce(self, batch: Batch) -> None:
         """Take the batch's waiting messages, each partition's in order; `flush` sends them."""
@@ -280,7 +280,7 @@ class DirectPublisher:
         tries = _Tries(self._abandoned, "committing a Kafka transaction", None)
         self._producer = tries.until_answered(lambda: self._ask_coordinator(END_TXN, body))
         self._numbers.clear()
-        self.begun = self._sent = False
+        self.started = self._sent = False
 
     def abort(self) -> None:
         """Abort, so that readers do not wait for the broker to time the transaction out."""

@@ -28,7 +28,7 @@ _GZIP_FORMAT: Final = 31  # zlib's `wbits` for gzip, with the largest window
 # Rows of a small batch are sent uncompressed. Only records of our own are larger, such as the
 # schemas of many tables, and their topics' limits count the compressed size.
 _PLAIN_BYTES: Final = 64 << 10
-_BEHIND_LENGTH: Final = 12  # where the bytes start that the length counts
+_AFTER_LENGTH: Final = 12  # where the bytes start that the length counts
 # Parts of a record: attributes and a timestamp delta, both 0; a null key or value.
 _FRONT: Final = b"\x00\x00"
 _NULL: Final = b"\x01"
@@ -74,5 +74,5 @@ def batch(
     fields = (attributes, count - 1, time_ms, time_ms, producer_id, epoch, sequence, count)
     covered = _COVERED.pack(*fields)
     checksum = google_crc32c.extend(google_crc32c.value(covered), body)
-    length = _HEAD.size - _BEHIND_LENGTH + len(covered) + len(body)
+    length = _HEAD.size - _AFTER_LENGTH + len(covered) + len(body)
     return b"".join((_HEAD.pack(0, length, -1, _MAGIC, checksum), covered, body))

@@ -70,7 +70,7 @@ def acknowledge(config: Config, altered: Altered, *, read: bool = True) -> dict[
         with connect(config) as connection, connection.transaction():
             known = read_members(connection, config.publication)
             chosen = [each for each in known if (each.schema, each.table) in wanted]
-            requested = request(connection, config, chosen, anew=True)
+            requested = request(connection, config, chosen, empty_first=True)
     identity = replace(altered.identity, publication=altered.publication)
     read_before = (altered.identity, altered.position)
     resume.write_fenced(config, identity, altered.position, read=read_before)

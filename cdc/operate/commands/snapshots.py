@@ -48,7 +48,7 @@ def start(
     *,
     where: str | None = None,
     keys: tuple[Key, ...] | None = None,
-    anew: bool = False,
+    empty_first: bool = False,
 ) -> dict[str, str]:
     """Request a snapshot of each table; return their names by the snapshots' ids."""
     require_secret(config)
@@ -63,7 +63,7 @@ def start(
         chosen = _chosen(read_members(connection, config.publication), tables)
         if where is not None:
             expect_comparable(connection, chosen, where)
-        return request(connection, config, chosen, where=where, keys=keys, anew=anew)
+        return request(connection, config, chosen, where=where, keys=keys, empty_first=empty_first)
 
 
 def expect_comparable(connection: Connection, chosen: Sequence[Member], where: str) -> None:
@@ -97,7 +97,7 @@ def request(
     *,
     where: str | None = None,
     keys: tuple[Key, ...] | None = None,
-    anew: bool = False,
+    empty_first: bool = False,
 ) -> dict[str, str]:
     """Write a command for each table into the stream; return their names by the snapshots' ids."""
     requested = {}
@@ -109,7 +109,7 @@ def request(
             tables=(TableName(member.schema, member.table),),
             where=where,
             keys=keys,
-            empty_first=anew,
+            empty_first=empty_first,
         )
         send_command(connection, config, commands.COMMAND, commands.encode(command))
         requested[number] = str(member)

@@ -76,7 +76,7 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> dict[str
                 raise _needs_owner(error, connection, config, change) from error
             if read:
                 published = _published(connection, config, [str(each.table) for each in chosen])
-                requested = request(connection, config, published, anew=True)
+                requested = request(connection, config, published, empty_first=True)
     if not read:
         return dict.fromkeys(str(each.table) for each in chosen)
     return {name: number for number, name in requested.items()}

@@ -6,12 +6,14 @@ Pure functions from facts and the configuration to findings; `examine` gathers t
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from cdc.operate.findings import Finding, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.source import rights
+from cdc.source.rights import DsnFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from cdc.source.connection import Connection
     from cdc.source.rights import Rights
 
+# The port after a name, an IPv4 address or an IPv6 address in brackets.
+_PORT = re.compile(r"(?<=[^:]):\d+$|(?<=\]):\d+$")
 # The libpq modes that are always encrypted; `prefer` and `allow` may fall back to plain text.
 _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 
@@ -72,15 +76,16 @@ def _unencrypted(setting: str, host: str, fix: str) -> Iterator[Finding]:
 
 def _postgres(config: Config) -> Iterator[Finding]:
     for setting, dsn in (("source.dsn", config.source.dsn), ("snapshot.dsn", config.snapshot.dsn)):
-        if not dsn:
-            continue
-        given = rights.dsn_facts(dsn)
-        has_password = given.has_password or config.source.password_file is not None
-        if has_password and given.sslmode not in _ENCRYPTED:
-            for host in given.hosts:
-                yield from _unencrypted(
-                    setting, host, "sslmode=verify-full, with sslrootcert, in it"
-                )
+        if dsn:
+            given = rights.dsn_facts(dsn)
+            from_file = config.source.password_file is not None
+            yield from _libpq(setting, given._replace(has_password=given.has_password or from_file))
+
+
+def _libpq(setting: str, given: DsnFacts) -> Iterator[Finding]:
+    if given.has_password and given.sslmode not in _ENCRYPTED:
+        for host in given.hosts:
+            yield from _unencrypted(setting, host, "sslmode=verify-full, with sslrootcert, in it")
 
 
 def _kafka(config: Config) -> Iterator[Finding]:
@@ -95,7 +100,7 @@ def _stores(config: Config) -> Iterator[Finding]:
     for name, follower in config.followers.items():
         if (redis := follower.redis) is not None:
             url = urlsplit(redis.url)
-            if url.scheme == "redis" and url.password:
+            if url.scheme == "redis" and (url.password or "password" in parse_qs(url.query)):
                 fix = "a URL that begins with rediss://"
                 yield from _unencrypted(f"followers.{name}.redis.url", url.hostname or "", fix)
         if (store := follower.opensearch) is not None:
@@ -103,11 +108,21 @@ def _stores(config: Config) -> Iterator[Finding]:
             if url.scheme == "http" and (url.password or store.password):
                 fix = "a URL that begins with https://"
                 yield from _unencrypted(f"followers.{name}.opensearch.url", url.hostname or "", fix)
-        if (sql := follower.sql) is not None:
-            url = urlsplit(sql.url)
-            if url.password and parse_qs(url.query).get("sslmode") != ["verify-full"]:
-                fix = "sslmode=verify-full, with sslrootcert, in it"
-                yield from _unencrypted(f"followers.{name}.sql.url", url.hostname or "", fix)
+        if (sql := follower.sql) is not None and not sql.url.startswith("sqlite"):
+            yield from _libpq(f"followers.{name}.sql.url", _url_facts(sql.url))
+
+
+def _url_facts(url: str) -> DsnFacts:
+    """Return what a URL shows that SQLAlchemy hands to libpq: its query outranks the rest.
+
+    There `host` may be given several times, each with a port.
+    """
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    given = query.get("hostaddr") or query.get("host") or [parts.hostname or ""]
+    hosts = [_PORT.sub("", each).strip("[]") for one in given for each in one.split(",")]
+    has_password = bool(parts.password) or "password" in query
+    return DsnFacts(hosts, query.get("sslmode", ["prefer"])[-1], has_password)
 
 
 def is_loopback(host: str) -> bool:

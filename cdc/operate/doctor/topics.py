@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdc.log.topics import Topic
 
 DURABLE_COPIES: Final = 2
-_WHOLE_CLUSTER: Final = 3
+_FULL_CLUSTER: Final = 3
 # Settings that Kafka returns in another form than they were set, or that may be larger.
 _AT_LEAST: Final = frozenset({"max.message.bytes"})
 
@@ -143,7 +143,7 @@ def check_transaction_log(cluster: Cluster, state: TopicFacts | None) -> Iterato
     if state is None or cluster.brokers < DURABLE_COPIES:
         return
     least = int(state.settings.get("min.insync.replicas", "1"))
-    if state.replicas < min(_WHOLE_CLUSTER, cluster.brokers):
+    if state.replicas < min(_FULL_CLUSTER, cluster.brokers):
         yield warning(
             "transaction.state.log",
             f"{state.name} has {state.replicas} copies on {cluster.brokers} brokers: if one is"

@@ -22,8 +22,8 @@ from cdc.errors import CDCError, Exit
 from cdc.operate.status import daemon_report
 from cdc.playground.demo.schema import KEYLESS, TABLES
 from cdc.playground.servers.home import Home, ServerState
-from cdc.playground.servers.java import spark_home, system_java
 from cdc.playground.servers.process import ProcessId, kill_session
+from cdc.runtime.java import spark_home, system_java
 
 if TYPE_CHECKING:
     from pathlib import Path

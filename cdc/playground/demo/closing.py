@@ -33,8 +33,8 @@ def _follower_lines(outcome: DemoOutcome) -> list[str]:
     if proof is None:
         return []
     if not proof.equal:
-        told = f"NOT proved equal to the database, {len(proof.findings)} findings:"
-        return [f"demo: the followers are {told}", *(f"  {each}" for each in proof.findings)]
+        reported = f"NOT proved equal to the database, {len(proof.findings)} findings:"
+        return [f"demo: the followers are {reported}", *(f"  {each}" for each in proof.findings)]
     each = ", ".join(f"{name} {grouped(rows)}" for name, rows in proof.rows.items())
     return [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
 

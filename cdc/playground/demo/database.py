@@ -74,7 +74,7 @@ MIRROR: Final = {
 _ARRAY: Final = (
     "CASE WHEN left({0}::text, 1) = '[' THEN to_json({0}::text) WHEN {0} IS NOT NULL THEN %s END"
 )
-_WHOLE_ARRAYS: Final = {
+_ARRAYS_AS_TEXT: Final = {
     **dict.fromkeys(["int2", "int4", "int8", "float4", "float8", "bool"], "to_json({0})"),
     "oid": "to_json({0}::bigint[])",
     "money": "to_json({0}::numeric[]::text[])",
@@ -214,4 +214,4 @@ def _array(element: str, modifier: int, forms: Mapping[str, str]) -> str:
     if element in _FORMED_ELEMENTS or element in forms:
         one = _expression(element, modifier, forms, array=False)
         return _ELEMENTS % one.replace("{0}", "u.e")
-    return _WHOLE_ARRAYS.get(element, "to_json({0}::text[])")
+    return _ARRAYS_AS_TEXT.get(element, "to_json({0}::text[])")

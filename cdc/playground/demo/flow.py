@@ -160,7 +160,7 @@ class Flow:
                 kill.recovered_seconds = now - kill.at
 
     def lag(self, follower: FollowerRecord) -> tuple[int, float]:
-        """Return its lag behind the log, in events and in seconds of commits."""
+        """Return its lag, in events and in seconds of commits."""
         if self.frontier is None or follower.seq >= self.frontier.seq:
             return 0, 0.0
         late_us = self.frontier.committed_at_us - follower.committed_at_us

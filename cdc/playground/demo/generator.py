@@ -29,7 +29,7 @@ _REPORT_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 0.2
 _CONNECT_SECONDS: Final = 3
 # After an outage the lost time is not caught up: a burst would hide the requested rate.
-_FURTHEST_BEHIND_SECONDS: Final = 0.5
+_MOST_LAG_SECONDS: Final = 0.5
 
 
 class RowWriter(threading.Thread):
@@ -59,9 +59,7 @@ class RowWriter(threading.Thread):
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             changed = self._transact(connection)
-            due = max(
-                due + max(changed, 1) / self._rate, time.monotonic() - _FURTHEST_BEHIND_SECONDS
-            )
+            due = max(due + max(changed, 1) / self._rate, time.monotonic() - _MOST_LAG_SECONDS)
 
     def _transact(self, connection: psycopg.Connection) -> int:
         actor = self._actor

@@ -10,10 +10,10 @@ import shutil
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from cdc.errors import ConfigError
-from cdc.playground.servers.errors import LocalStackError
-from cdc.playground.servers.home import Home, file_lock
+from cdc.errors import ConfigError, LocalStackError
+from cdc.playground.servers.home import Home
 from cdc.playground.servers.stack import LocalStack
+from cdc.runtime.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

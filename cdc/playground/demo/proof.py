@@ -209,7 +209,7 @@ def _compare_keyed(
         if other is None:
             missing.append(_named(name))
         elif canonical(other) != canonical(row):
-            for column in _differing(table, row, other, whole=state.complete):
+            for column in _differing(table, row, other, full=state.complete):
                 differ.setdefault(column, []).append(_named(name))
     if state.complete:
         _add_finding(findings, table, f"rows of the database are missing from {place}", missing)
@@ -221,9 +221,9 @@ def _compare_keyed(
     return count
 
 
-def _differing(table: database.PublishedTable, row: Row, other: Row, *, whole: bool) -> list[str]:
-    """Return the columns that differ; in a state that is not `whole` some may be unknown."""
-    known = [name for name in table.columns if whole or name in other]
+def _differing(table: database.PublishedTable, row: Row, other: Row, *, full: bool) -> list[str]:
+    """Return the columns that differ; in a state that is not `full` some may be unknown."""
+    known = [name for name in table.columns if full or name in other]
     return [name for name in known if not _same(row[name], other.get(name))]
 
 

@@ -121,7 +121,7 @@ SELECT n, 'member_' || n, 'Member ' || n, date '1970-01-01' + n, ARRAY['tea', 't
 FROM generate_series(1, 1000) n;
 
 INSERT INTO tweets (id, author, body, likes)
-SELECT n, 1 + n % 1000, 'said long ago: ' || md5(n::text), n % 50 FROM generate_series(1, 2000) n;
+SELECT n, 1 + n % 1000, 'posted long ago: ' || md5(n::text), n % 50 FROM generate_series(1, 2000) n;
 
 INSERT INTO follows (follower, followee)
 SELECT n, 1 + n * 7 % 499 FROM generate_series(1, 1000) n;

@@ -37,9 +37,10 @@ from cdc.playground.demo.schema import DDL, OLD
 from cdc.playground.demo.stores import FollowersProof, prove_followers
 from cdc.playground.demo.view import Scene, View
 from cdc.playground.demo.writing import Generator
-from cdc.playground.servers import ports, spark
-from cdc.playground.servers.progress import Progress
+from cdc.playground.servers import ports
 from cdc.playground.servers.stack import Endpoints, LocalStack
+from cdc.runtime import spark
+from cdc.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

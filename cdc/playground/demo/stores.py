@@ -43,7 +43,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EXACT: Final = "_exact"
 # Below this, Postgres writes integers without a point, from it on with an exponent.
-_WHOLE: Final = 1e15
+_EXACT_INTEGERS: Final = 1e15
 
 Read = Callable[[database.PublishedTable], Iterator["Row"]]
 
@@ -121,8 +121,10 @@ def _compare(config: Config, name: str, follower: Follower, findings: Findings) 
             if not follows(follower, table.schema, table.table):
                 continue
             # Rows that are not in the log are in no other store than Delta Lake.
-            whole = follower.delta is not None or copied_elsewhere(config, *table[:2]) is None
-            state = TableState(name, *table[:2], complete=whole)
+            complete_rows = (
+                follower.delta is not None or copied_elsewhere(config, *table[:2]) is None
+            )
+            state = TableState(name, *table[:2], complete=complete_rows)
             for row in read(table):
                 if table.key:
                     state.rows[orjson.dumps({each: row.get(each) for each in table.key})] = row
@@ -191,7 +193,7 @@ def form(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any type's; one line a t
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-        case float() if value.is_integer() and abs(value) < _WHOLE:
+        case float() if value.is_integer() and abs(value) < _EXACT_INTEGERS:
             return int(value)
         case Decimal():
             return format(value, "f")

@@ -8,10 +8,8 @@ home/log/NAME.log    its output, kept small by rotation
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.process import ProcessId
+from cdc.runtime.file_lock import file_lock
 
 _LOG_LIMIT_BYTES: Final = 10 * 1024 * 1024  # enough for a day of warnings
 _LOGS_KEPT: Final = 3
-_MOMENT_SECONDS: Final = 1.0
 _LOCK_TIMEOUT_SECONDS: Final = 300.0  # a first start downloads while it holds the lock
 
 
@@ -106,31 +104,3 @@ class Home:
         self.make()
         with file_lock(self.path / "lock", _LOCK_TIMEOUT_SECONDS, waiting):
             yield
-
-
-@contextmanager
-def file_lock(
-    path: Path, timeout_seconds: float, waiting: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """Hold an exclusive lock that the kernel releases when its holder ends, in any way.
-
-    Calls `waiting` once if another process holds it for more than a moment.
-    """
-    began = time.monotonic()
-    with path.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = time.monotonic() - began
-                if waiting is not None and waited > _MOMENT_SECONDS:
-                    waiting()
-                    waiting = None
-                if waited > timeout_seconds:
-                    raise LocalStackError(
-                        f"{path} is still held by another process after {timeout_seconds:.0f} s",
-                        hint=f"find it with: fuser -v {path}",
-                    ) from None
-                time.sleep(0.05)
-        yield

@@ -19,12 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar, Final
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
-from cdc.playground.servers.java import find_java
 from cdc.playground.servers.jvm import class_path, flags
 from cdc.playground.servers.ports import LOOPBACK
 from cdc.playground.servers.server import EmbeddedServer, probe
+from cdc.runtime.java import find_java
 
 _SETTINGS: Final = {
     "process.roles": "broker,controller",

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 
 LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 20000

@@ -24,11 +24,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cdc.playground.servers.artifacts import lock_sections
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
 from cdc.playground.servers.ports import LOOPBACK
 from cdc.playground.servers.server import EmbeddedServer, probe
+from cdc.runtime.artifacts import lock_sections
 
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
 

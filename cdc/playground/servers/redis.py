@@ -11,11 +11,11 @@ import zipfile
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cdc.playground.servers.artifacts import ArtifactCache
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
 from cdc.playground.servers.ports import LOOPBACK
 from cdc.playground.servers.server import EmbeddedServer, probe
+from cdc.runtime.artifacts import ArtifactCache
 
 _MACHINES: Final = {"x86_64": "linux-amd64", "aarch64": "linux-arm64"}
 

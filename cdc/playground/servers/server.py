@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from cdc.errors import LocalStackError
 from cdc.playground.servers import ports
-from cdc.playground.servers.artifacts import ArtifactCache
-from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.home import Home, ServerState
 from cdc.playground.servers.process import spawn
-from cdc.playground.servers.progress import Progress
+from cdc.runtime.artifacts import ArtifactCache
+from cdc.runtime.progress import Progress
 
 _START_TRIES: Final = 3
 _RETRY_SECONDS: Final = 0.5  # a dead server's children need a moment to notice that it is dead

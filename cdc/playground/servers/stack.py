@@ -23,16 +23,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 from cdc.playground.servers.home import Home
 from cdc.playground.servers.kafka import Kafka
 from cdc.playground.servers.opensearch import OpenSearch
 from cdc.playground.servers.postgres import Postgres
 from cdc.playground.servers.process import kill_session
-from cdc.playground.servers.progress import Progress
 from cdc.playground.servers.redis import Redis
 from cdc.playground.servers.server import EmbeddedServer
+from cdc.runtime.artifacts import ArtifactCache, default_cache
+from cdc.runtime.progress import Progress
 
 Settings = Mapping[str, Mapping[str, str]]
 
@@ -111,8 +111,8 @@ class LocalStack:
         servers = [self[name] for name in names]
         chosen = settings or {}
         versions = {} if pg_major is None else {"postgres": str(pg_major)}
-        said = "waiting for another command that starts or stops it"
-        with self.home.lock(partial(self._progress.step, "stack", said)):
+        what = "waiting for another command that starts or stops it"
+        with self.home.lock(partial(self._progress.step, "stack", what)):
             self._watch()
             pool = ThreadPoolExecutor(len(servers) or 1)
             try:

@@ -50,12 +50,12 @@ def _publish(sequencer: Sequencer, table: Table, rows: Publish, *, empty_first: 
     lsn, changes, chunk = rows.lsn, rows.changes, rows.chunk
     encoder, changed_keys = table.encoder, changes.keys
     if empty_first:
-        position = (sequencer.seq + 1, sequencer.ordinal + 1, *sequencer.said)
+        position = (sequencer.seq + 1, sequencer.ordinal + 1, *sequencer.transaction_members)
         sequencer.publish(table, None, encoder.truncate(lsn, *position))
     snapshot = PgSnapshot.parse(chunk.snapshot)
     if changes.truncated_after(snapshot):
         return 0
-    event = encoder.copied_format(lsn, *sequencer.said)
+    event = encoder.copied_format(lsn, *sequencer.transaction_members)
     count, changed = 0, {}
     for row in chunk.rows:
         seq, ordinal = sequencer.seq + 1, sequencer.ordinal + 1

@@ -143,7 +143,7 @@ class LeftoverDeletes:
         )
         self._publisher.add(*topic.range_record(self._config, record))
         self._publisher.commit()
-        failpoints.reach("after_gone")
+        failpoints.reach("after_leftovers")
         return record
 
 

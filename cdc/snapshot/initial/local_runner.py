@@ -62,7 +62,7 @@ class LocalRunner:
         ready = connection.wait(list(self._running), seconds)
         for pipe in ready:
             assert isinstance(pipe, connection.Connection)
-            self._hear(pipe, progress)
+            self._receive(pipe, progress)
         return not self._running
 
     def stop(self) -> None:
@@ -77,7 +77,7 @@ class LocalRunner:
                 process.join()
         self._running.clear()
 
-    def _hear(self, pipe: Connection, progress: Progress) -> None:
+    def _receive(self, pipe: Connection, progress: Progress) -> None:
         try:
             while pipe.poll():
                 kind, content = pipe.recv()
@@ -109,14 +109,14 @@ def _work(pipe: Connection, config: Config, plan: Plan, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to all: the parent stops us
     signal.signal(signal.SIGTERM, _exit)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    tell = _Teller(pipe)
+    reporter = _Teller(pipe)
     try:
-        with Task(config, plan, number, report=tell.at_hand) as task:
+        with Task(config, plan, number, report=reporter.at_hand) as task:
             for each in task.unfinished():
-                tell.range = each.table, each.number
-                tell.send("done", task.copy(each))
+                reporter.range = each.table, each.number
+                reporter.send("done", task.copy(each))
     except CDCError as error:
-        tell.send("failed", (type(error).__name__, error.what, error.hint))
+        reporter.send("failed", (type(error).__name__, error.what, error.hint))
     except Exception as error:  # noqa: BLE001 - multiprocessing would print its words
         sys.stderr.write(f"cdc: a bug in Lockstep, in a snapshot's task:\n{bugs.where(error)}")
         sys.exit(Exit.BUG)

@@ -152,7 +152,6 @@ class Task:
                 except ProtocolError as error:
                     raise located(self._plan.lsn, error) from error
                 publisher.produce(batch)
-                failpoints.reach("in_range")
                 self._pace.wait(rows.rows - reported, rows.bytes - size)
                 reported, size = rows.rows, rows.bytes
                 if self._report:
@@ -182,7 +181,7 @@ class Task:
 
     def _abort_open(self) -> None:
         """Abort an open transaction, so that no reader waits for it."""
-        if self._publisher.begun:
+        if self._publisher.started:
             self._publisher.abort()
 
 

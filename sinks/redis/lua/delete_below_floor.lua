@@ -7,21 +7,26 @@
 -- ARGV[5]     the table's form
 -- ARGV[6..7]  the prefixes of values and of holders
 -- ARGV[8]     how rows move: '', `place` or `claims`
--- ARGV[9..]   for `plain` only, the rows' places in the companions' order
+-- ARGV[9..10] the bucket's index or '', and where a companion's key begins in its name
+-- ARGV[11..]  for `plain` only, the rows' places in the companions' order
 -- include parts/guarded
 local k, a, applied = 1, 3, 0
 local floor, form, values, holders, moves = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local ttl, life = '', ''
+local index, key_at = ARGV[9], ARGV[10]
 -- include parts/keep
+-- include parts/indexed
 -- include parts/claims
 -- include parts/placed
+local DELETED = string.rep('0', 17)
 local deleted = 0
 for at = 2, #KEYS do
   if form == 'plain' then
     local stored = call('GET', KEYS[at])
     if stored and stored < floor then
       if sub(stored, 17) == '1' then deleted = deleted + 1 end
-      call('DEL', KEYS[at], values .. ARGV[at + 7])
+      note(KEYS[at], stored, DELETED)
+      call('DEL', KEYS[at], values .. ARGV[at + 9])
     end
   else
     local stored = call('HMGET', KEYS[at], 'seq', 'place', 'claim')
@@ -32,8 +37,10 @@ for at = 2, #KEYS do
           remove_member(form, values .. stored[2], holders .. stored[2], stored[3])
         else leave(stored[2], stored[1]) end
       end
+      note(KEYS[at], stored[1], DELETED)
       call('DEL', KEYS[at])
     end
   end
 end
+write_index()
 return deleted

@@ -45,6 +45,7 @@ local function placed(count, form)
     local stored = call('HMGET', companion, 'seq', 'place', 'claim')
     if version > floor and (not stored[1] or stored[1] < version) then
       applied = applied + 1
+      note(companion, stored[1], version)
       local claim = ''
       if moves == 'claims' then
         if has_place then

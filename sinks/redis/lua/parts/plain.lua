@@ -13,6 +13,7 @@ local function plain(count)
     if version > floor and (not stored[at] or stored[at] < version) then
       local value, companion = KEYS[k + 1], companions[at]
       applied = applied + 1
+      note(companion, stored[at], version)
       if sub(version, 17) ~= '1' then
         call('DEL', value)
         call('SET', companion, version)

@@ -17,7 +17,7 @@ from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import Load
-from tests.integration.test_live_snapshot import begin, found, wait_state
+from tests.integration.test_incremental_snapshot import begin, found, wait_state
 from tests.integration.test_masks import caught_up, everything
 
 # TOAST that an update does not send, and rows that the log has only from a snapshot.
@@ -28,27 +28,27 @@ _TABLES = (
 )
 _OTHERS = (
     "CREATE TABLE pairs (b int, n int NOT NULL, a text, v numeric(12,2), PRIMARY KEY (a, b))",
-    "CREATE TABLE whole (id int PRIMARY KEY, n int NOT NULL, big text)",
+    "CREATE TABLE full_rows (id int PRIMARY KEY, n int NOT NULL, big text)",
     "CREATE TABLE lines (id int, n int NOT NULL, note text, big text)",
     "CREATE TABLE named (id int PRIMARY KEY, n int NOT NULL, code text NOT NULL, at timestamptz)",
-    *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("whole", "lines")),
-    "CREATE SCHEMA aside",
-    "CREATE TABLE aside.unpublished (id int, n int)",
+    *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("full_rows", "lines")),
+    "CREATE SCHEMA elsewhere",
+    "CREATE TABLE elsewhere.unpublished (id int, n int)",
     "CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY, n int)",
 )
 
 _COMMITTING = "SELECT count(*)::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
-def _begun(pipeline: NewPipeline) -> PipelineUnderTest:
+def _started(pipeline: NewPipeline) -> PipelineUnderTest:
     return pipeline(*_TABLES, *_OTHERS, batch={"max_events": 800, "max_wait_ms": 50})
 
 
 def test_killed_at_every_step_of_a_chunk_it_continues(pipeline: NewPipeline) -> None:
     """Before and after each watermark, and around the commit that carries rows and progress."""
-    line = _begun(pipeline)
+    line = _started(pipeline)
     (number,) = snapshots.start(line.config, ["public.users"])
-    places = [*failpoints.LIVE_NAMES, "before_commit", "after_flush", "after_commit"]
+    places = [*failpoints.CHUNK_NAMES, "before_commit", "after_flush", "after_commit"]
     with Load(line.database.dsn, seed=11, truncates=0.0) as load:
         for place in places:
             record = found(line, number)
@@ -68,7 +68,7 @@ def test_a_commit_in_the_log_that_no_select_sees_yet_is_waited_for(
     killable_pipeline: NewPipeline,
 ) -> None:
     """Flushed, decoded, and not visible."""
-    line = _begun(killable_pipeline)
+    line = _started(killable_pipeline)
     line.start().wait_ready()
     with missing_standby(line):
         writer = threading.Thread(
@@ -92,7 +92,7 @@ def test_a_table_whose_addition_is_decoded_and_not_visible_yet_is_waited_for(
     killable_pipeline: NewPipeline,
 ) -> None:
     """Its command is in the transaction that publishes it; another that is absent is refused."""
-    line = _begun(killable_pipeline)
+    line = _started(killable_pipeline)
     line.start().wait_ready()
     line.database.execute(
         "CREATE TABLE late (id int PRIMARY KEY, n int)",

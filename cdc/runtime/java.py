@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
 
 _WITHOUT_MODULE: Final = """\
 #!/bin/sh

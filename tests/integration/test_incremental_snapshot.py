@@ -25,6 +25,7 @@ from cdc.source.publications import read_pinned_with_tables
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.read_back import read_to_end
 
 
 def say(line: PipelineUnderTest, **command: object) -> str:
@@ -64,7 +65,7 @@ def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> Inc
 _BEFORE = (
     "INSERT INTO users SELECT i, 1, 'u', repeat(md5(i::text), 80) FROM generate_series(1, 3000) i",
     "INSERT INTO pairs SELECT i, 1, chr(65 + i % 58) || i, i FROM generate_series(1, 2000) i",
-    "INSERT INTO whole SELECT i, 1, repeat(md5(i::text), 80) FROM generate_series(1, 500) i",
+    "INSERT INTO full_rows SELECT i, 1, repeat(md5(i::text), 80) FROM generate_series(1, 500) i",
     "INSERT INTO named SELECT i, 1, 'c' || i, now() FROM generate_series(1, 500) i",
 )
 
@@ -75,7 +76,7 @@ def test_tables_older_than_the_log_are_read_under_load(pipeline: NewPipeline) ->
     line.start().wait_ready()
     with Load(line.database.dsn, seed=3, truncates=0.0003) as load:
         wait_until(lambda: load.commits > 50, "no load")
-        names = ("users", "pairs", "whole", "named")
+        names = ("users", "pairs", "full_rows", "named")
         numbers = {name: begin(line, f"public.{name}") for name in names}
         rows = {name: wait_state(line, number).rows for name, number in numbers.items()}
         seen = load.commits
@@ -138,7 +139,7 @@ _MEANWHILE = (
         f"INSERT INTO {name} SELECT i, 1, repeat('b', 3000) FROM generate_series(1, 3000) i"
         for name in ("parts", "masked")
     ),
-    # So many that they are still being read when the daemon is told to pause.
+    # So many that they are still being read when the daemon is asked to pause.
     *(
         f"INSERT INTO {name} SELECT i, 1, 'b' FROM generate_series(1, 60000) i"
         for name in ("altered", "renamed", "dropped")
@@ -199,7 +200,7 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     topic = f"{line.config.prefix}.public.masked"
     found_rows = [
         json.loads(message.value() or b"")["after"]
-        for message in reader.read_to_end(line.config, {topic: 3})
+        for message in read_to_end(line.config, {topic: 3})
     ]
     assert sorted(row["id"] for row in found_rows) == list(range(2991, 3001))
     assert {tuple(row) for row in found_rows} == {("id", "big")}
@@ -372,11 +373,11 @@ def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPip
         f"ALTER PUBLICATION {publication} ADD TABLE t",
         "INSERT INTO u VALUES (2)",
     )
-    for statements, said in (made_again, "no longer has"), (there_and_back, "came back"):
+    for statements, output in (made_again, "no longer has"), (there_and_back, "came back"):
         line.start().wait_ready()
         line.database.execute(*statements)
-        assert "cdc table add" in line.ends(line.daemon, Exit.CONFIG, "public.t", said)
-        if said == "came back":
+        assert "cdc table add" in line.ends(line.daemon, Exit.CONFIG, "public.t", output)
+        if output == "came back":
             with pytest.raises(ConfigError, match="captured already"):
                 tables.add(line.config, ["public.t"])
             line.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE t")

@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cdc.playground.servers.artifacts import ArtifactCache, default_cache, lock_sections
-from cdc.playground.servers.errors import LocalStackError
+from cdc.errors import LocalStackError
+from cdc.runtime.artifacts import ArtifactCache, default_cache, lock_sections
 
 if TYPE_CHECKING:
-    from cdc.playground.servers.progress import Progress
+    from cdc.runtime.progress import Progress
 
 _SECTION: Final = "spark"
 _PACKAGES: Final = ("cdc", "lockstep", "lockstep.jobs", "lockstep.sinks")

@@ -23,10 +23,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from cdc.playground.servers.errors import LocalStackError
-from cdc.playground.servers.home import file_lock
-from cdc.playground.servers.progress import Progress
+from cdc.errors import LocalStackError
 from cdc.runtime import extras
+from cdc.runtime.file_lock import file_lock
+from cdc.runtime.progress import Progress
 
 _PARALLEL: Final = 6  # downloads of one section
 _TRIES: Final = 5
@@ -54,9 +54,7 @@ class Artifact:
 
 @cache
 def lock_sections() -> dict[str, tuple[Artifact, ...]]:
-    return parse_lock(
-        files("cdc.playground.servers").joinpath("artifacts.lock").read_text(encoding="utf-8")
-    )
+    return parse_lock(files("cdc.runtime").joinpath("artifacts.lock").read_text(encoding="utf-8"))
 
 
 def parse_lock(text: str) -> dict[str, tuple[Artifact, ...]]:
