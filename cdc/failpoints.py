@@ -40,6 +40,8 @@ SNAPSHOT_NAMES: Final = (
     "before_range_commit",
     "after_range_commit",  # the log holds it, not reported yet
 )
+# While a follower changes the rows of a table that DDL has altered.
+ALTER_NAMES: Final = ("follow_altered",)  # some rows are written
 # Around a chunk of an incremental snapshot, in their order.
 CHUNK_NAMES: Final = (
     "before_low",

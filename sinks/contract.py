@@ -6,7 +6,9 @@ Pure values and protocols, independent of any store. Bytes of rows and keys are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
+
+import msgspec
 
 from cdc.errors import ConfigError, OvertakenError
 from cdc.events import LSN, table_name
@@ -24,6 +26,7 @@ class Column(NamedTuple):
     modifier: int
     nullable: bool | None
     mask: str | None = None
+    attnum: int | None = None  # its number in the table, if it is proven
 
 
 class Version(NamedTuple):
@@ -69,6 +72,78 @@ class Changes(NamedTuple):
     def version(self) -> Version:
         """The newest version."""
         return self.versions[-1]
+
+
+class AlteredColumn(NamedTuple):
+    """What older rows have in a column of a table version."""
+
+    name: str
+    was: str | None  # its former name; None: it is a new column
+    missing: bytes = b"null"  # the JSON of a new column's value
+    as_text: bool = False  # whether numbers are texts now
+
+
+class Altered(NamedTuple):
+    """How DDL has changed the rows of a table at a seq, of which no event reports."""
+
+    seq: int
+    before: Version
+    version: Version
+    columns: tuple[AlteredColumn, ...]  # those of `version`
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The former name of each column that is not new, by its name."""
+        return {each.name: each.was for each in self.columns if each.was is not None}
+
+    @property
+    def missing(self) -> dict[str, bytes]:
+        """The JSON of each new column's value in older rows, by its name."""
+        return {each.name: each.missing for each in self.columns if each.was is None}
+
+    def row(self, row: bytes) -> bytes:
+        """Return an older row with the version's columns; what it lacks is still unknown."""
+        old, new = _decode(row), dict[str, msgspec.Raw]()
+        for name, was, missing, as_text in self.columns:
+            if was is None:
+                new[name] = msgspec.Raw(missing)
+            elif was in old:
+                new[name] = _as_text(old[was]) if as_text else old[was]
+        return _encode(new)
+
+    def key(self, key: bytes) -> bytes:
+        """Return a row's key with the present names of its columns."""
+        names = {was: name for name, was in self.sources.items()}
+        return _encode({names.get(name, name): value for name, value in _decode(key).items()})
+
+    def former_key(self, key: bytes) -> bytes:
+        """Return a row's key with the former names of its columns."""
+        names = self.sources
+        return _encode({names.get(name, name): value for name, value in _decode(key).items()})
+
+    def renamed(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the present names of columns, without those that were dropped."""
+        present = {was: name for name, was in self.sources.items()}
+        return tuple(present[name] for name in names if name in present)
+
+    def change(self, change: Change) -> Change:
+        """Return an older change as one of the version, with the seq that it has."""
+        return change._replace(
+            key=None if change.key is None else self.key(change.key),
+            row=None if change.row is None else self.row(change.row),
+            before=None if change.before is None else self.row(change.before),
+            unchanged=self.renamed(change.unchanged),
+            schema_id=self.version.schema_id,
+        )
+
+
+_decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _as_text(number: msgspec.Raw) -> msgspec.Raw:
+    plain = bytes(number)
+    return number if plain == b"null" else msgspec.Raw(b'"%b"' % plain)
 
 
 class Applied(NamedTuple):
@@ -251,6 +326,22 @@ class Generations(Sink, Protocol):
         """Yield each row's key, its seq and its stored value as JSON, in any order.
 
         The value is b"" for a row that is known but not visible to readers.
+        """
+        ...
+
+
+@runtime_checkable
+class Alterable(Protocol):
+    """A sink that changes the stored rows of a table itself, as DDL has changed the table's.
+
+    For any other sink with `Generations` the follower reads and writes each row.
+    """
+
+    def alter(self, altered: Altered) -> None:
+        """Change the rows that are older than `altered.seq`; called between `begin` and `commit`.
+
+        Every change with a lower seq was passed to `write`, and none with a higher one. In a store
+        that was interrupted after it, it has no effect.
         """
         ...
 

@@ -38,6 +38,8 @@ class Node(NamedTuple):
     one: bool = False
     order: tuple[tuple[str, bool], ...] = ()  # a column, and whether it is descending
     children: tuple[Node, ...] = ()
+    # Those of the table's columns: another column may have a name now.
+    attnums: tuple[int | None, ...] = ()
 
     @property
     def own(self) -> tuple[str, ...]:

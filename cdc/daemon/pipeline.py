@@ -20,6 +20,8 @@ import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from cdc import failpoints
 from cdc.daemon import timing
 from cdc.daemon.verifier import Verifier
@@ -53,7 +55,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.daemon.process_state import ProcessState
     from cdc.decode import messages
+    from cdc.encode.routes import TableRoute
     from cdc.events import LSN
+    from cdc.source.column_changes import ColumnChange
     from cdc.source.timelines import System
 
 log = logging.getLogger("cdc.daemon.pipeline")
@@ -184,6 +188,7 @@ class Pipeline:
             self.sequencer,
             verifier,
             self.process.given_snapshots,
+            on_columns=self._describe_changed,
         )
         self._closing.callback(self.incremental.close)
         self.process.metrics.incremental_snapshots = self.incremental.progress
@@ -242,7 +247,24 @@ class Pipeline:
                 xid=sequencer.xid,
             )
         )
+        self._use(relation, table)
+
+    def _describe_changed(self, change: ColumnChange) -> None:
+        """Write the version of a table whose columns have changed, although no row has."""
+        sequencer, tables = self.sequencer, self.tables
+        found = self.run_blocking(
+            lambda: tables.describe_changed(change, sequencer.types, sequencer.transaction_lsn)
+        )
+        if found is not None:
+            self._use(*found)
+
+    def _use(self, relation: messages.Relation, table: TableRoute) -> None:
+        """Encode the relation's rows by its newest version from here on."""
+        sequencer, tables = self.sequencer, self.tables
         sequencer.describe(relation.relation_id, table)
+        alteration = tables.take_alteration()
+        if alteration is not None and not sequencer.replaying:
+            sequencer.note(records.ALTERED, msgspec.json.encode(alteration))
         self.process.metrics.unknown_type_columns = tables.unknown_type_columns
 
     def _full(self) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from cdc.log import names, records
 from cdc.log.follower_reports import CANARY
 from cdc.snapshot.incremental.records import CommandRecord, command_key
-from cdc.source import authority
+from cdc.source import authority, column_changes
 from cdc.source.authority import OtherPipelineError, Scope, UnknownKeyError, UnprovenError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cdc.decode.messages import LogicalMessage
     from cdc.sequence.sequencer import Sequencer
     from cdc.source.authority import Refusals, TriggerKey
+    from cdc.source.column_changes import ColumnChange
 
     Record = tuple[str, bytes, bytes | None]
     TriggerKeys = dict[str, dict[str, TriggerKey]]
@@ -106,6 +108,25 @@ class Verifier:
             return None
         self._canary_us = signed.at_us
         return replace(message, content=str(signed.at_us).encode())
+
+    # -- tables whose columns have changed ---------------------------------------------------------
+
+    def column_change(self, message: LogicalMessage) -> ColumnChange | None:
+        """Return the table that a daemon has announced; None if none has.
+
+        Announced again it changes nothing: what counts is the catalog.
+        """
+        purpose = column_changes.PURPOSE
+        try:
+            signed = authority.proven(self._canary_secret, purpose, self._scope, message.content)
+            return msgspec.json.decode(signed.body, type=column_changes.ColumnChange)
+        except UnprovenError as error:
+            # Without a secret those of an earlier process look like forged ones.
+            quiet = isinstance(error, OtherPipelineError) or self._secret is None
+            self.refuse(purpose, error.reason, message, quiet=quiet)
+        except msgspec.MsgspecError:
+            self.refuse(purpose, "not readable", message)
+        return None
 
     # -- commands ----------------------------------------------------------------------------------
 

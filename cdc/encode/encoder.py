@@ -126,6 +126,11 @@ class Encoder:
         )
         return result
 
+    def value(self, column: int, text: bytes) -> bytes:
+        """Return a column's value as a row has it, from Postgres' text; masked if the column is."""
+        value, _ = self._source.value(column)
+        return self._functions.lambda_of(value)(text, 0, len(text))
+
     def at_fault(self, texts: Sequence[bytes | None]) -> str | None:
         """Return the column whose text, as Postgres writes it, can't be encoded; None if each can.
 
@@ -135,8 +140,7 @@ class Encoder:
             if text is None:
                 continue
             try:
-                value, _ = self._source.value(number)
-                self._functions.lambda_of(value)(text, 0, len(text))
+                self.value(number, text)
             except Exception:  # noqa: BLE001 - whatever it is, it is this column's
                 return column.name
         return None

@@ -2,9 +2,10 @@
 
 Each name has a topic, and the stream has no message for a rename or a drop. The table versions show
 both, at the first row that follows: a relation that had another name, or a name that another
-relation had. From there on the topic does not equal the table, until a snapshot with `--replace`
-has emptied it and read the table again (`Replacement`). What was changed under another name before
-a row follows under any is in no record, and is not found here.
+relation had. They also show a change of columns that rewrote rows (`SchemaRecord.stale`). From
+there on the topic does not equal the table, until a snapshot with `--replace` has emptied it and
+read the table again (`Replacement`). What was changed under another name before a row follows under
+any is in no record, and is not found here.
 
 Pure, and the same whether the records are added one by one or read back. An addition costs the same
 however many tables there are.
@@ -48,7 +49,7 @@ class _Break(NamedTuple):
 
 
 class Completeness:
-    """The topics that a rename or another table has left incomplete."""
+    """The topics that a rename, a rewrite or another table has left incomplete."""
 
     def __init__(
         self, versions: Iterable[SchemaRecord] = (), replacements: Iterable[Replacement] = ()
@@ -79,6 +80,8 @@ class Completeness:
             why = "another table took this name, and the topic has rows of the one before"
         elif before is not None and moved:
             why = f"its table was {before.schema}.{before.table}, whose topic has what it held"
+        elif version.stale:
+            why = f"rows were changed without events: {version.stale}"
         else:
             return None
         self._note(name, version, why)
@@ -93,6 +96,10 @@ class Completeness:
         self._breaks.pop(name, None)
         if later:
             self._breaks[name] = later
+
+    def newest_versions(self) -> list[SchemaRecord]:
+        """Return the newest version of every relation."""
+        return list(self._of_relation.copy().values())
 
     @property
     def incomplete_names(self) -> list[Name]:

@@ -6,7 +6,7 @@ knows is refused: continuing would ignore what the newer writer added.
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from cdc.events import LSN, Frontier, PartitionEnd
 
 # What a publication can publish, in the order of Postgres' manual.
 OPERATIONS = ("insert", "update", "delete", "truncate")
+# The prefix of the messages that hold an `Alteration`.
+ALTERED: Final = "cdc.altered"
 # Raised when a field changes its meaning or a field is added that a reader must not ignore; each
 # kind of record has its own, the default of its field `format`.
 FORMAT = 1
@@ -143,6 +145,9 @@ class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     nullable: bool | None
     mask: str | None = None
     attnum: int | None = None  # if it is proven which column this was; absent in older records
+    # The value of the rows that are older than the column, which no event has: as a row has it in
+    # JSON, in a text; masked if the column is. None: no such value.
+    missing: str | None = None
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +170,38 @@ class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
     values: Values | None = None  # how they are written; None in records older than the options
     where: str | None = None
     where_mark: str = ""
+    # The highest number that any of its columns ever had; 0 in older records.
+    attributes: int = 0
+    # Which files the rows were in (by the catalog's filenode), so that a rewrite of the table is
+    # seen; empty in older records.
+    storage: str = ""
+    # Why the rows of earlier versions may have values that are in no event; empty: they have not.
+    stale: str = ""
+
+
+class AlteredColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the rows of the version before have in a column."""
+
+    name: str
+    was: str | None = None  # its name in the version before; None: it is a new column
+    missing: str | None = None  # of a new column: the value, as JSON; None: null
+    as_text: bool = False  # whether numbers become text
+
+
+class Alteration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a table version changes the rows that were written before it, in its columns' order.
+
+    A follower that has applied the events up to it changes the stored rows in this way.
+    """
+
+    format: int = FORMAT
+    schema_id: int
+    previous: int  # the version before, of the same table
+    schema: str
+    table: str
+    topic: str
+    columns: tuple[AlteredColumn, ...]
+    stale: str = ""  # as in the version's record
 
 
 class NumberedColumn(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -245,6 +282,11 @@ def newest_format(kind: type[msgspec.Struct]) -> int:
     """Return the newest format of a kind of record that this version reads, and writes."""
     fields = msgspec.structs.fields(kind)
     return next((each.default for each in fields if each.name == "format"), FORMAT)
+
+
+def alteration_of(content: bytes) -> Alteration:
+    """Return what a message of the prefix `ALTERED` holds."""
+    return decode(Alteration, content, "cdc.messages")
 
 
 def resume_key(pipeline: str, part: str) -> bytes:

@@ -23,6 +23,7 @@ from cdc.operate.heartbeat import Heartbeat
 from cdc.operate.incomplete_topics import read_incomplete
 from cdc.operate.retention import Gauge
 from cdc.publication.check import PublicationCheck
+from cdc.source.column_changes import ColumnWatch
 from cdc.source.connection import connect, translated
 from cdc.source.server import open_transactions, read_server
 from cdc.source.slots import read_slot, read_standby_slots
@@ -71,6 +72,7 @@ class SourceMonitor:
         self._gauge = Gauge()
         self._heartbeat = Heartbeat(config)
         self._canary = Canary(config, followed)
+        self._columns = ColumnWatch(config)
         self._connection: Connection | None = None
         self._error: CDCError | None = None
         # What was recorded, and what is.
@@ -143,6 +145,7 @@ class SourceMonitor:
         findings += self._canary.findings
         if slot is not None and slot.failover:
             findings += retention.judge_standbys(read_standby_slots(sql, server))
+        self._columns.announce(sql, self._completeness.newest_versions())
         self._metrics.incomplete_topics = read_incomplete(sql, config, self._completeness)
         self._metrics.source_checked(server.timeline, kept, holders)
         self._report(findings)

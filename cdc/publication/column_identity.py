@@ -140,6 +140,34 @@ class _PositionFinder:
         return sum(a in self._steady for a in open_), len(open_)
 
 
+def possible_numbers(
+    count: int, before: Sequence[int], highest_before: int, today: Sequence[int], highest: int
+) -> tuple[int, ...] | None:
+    """Return the numbers of the `count` columns that a table had between two times.
+
+    `before` and `today` are those of its columns then, each with the highest ever given. A number
+    is given in order, and a column that is dropped stays so. None if several answers are possible.
+    """
+    live = set(today)
+    if any(each <= highest_before for each in live - set(before)):
+        return None  # a column that was not sent before
+    kept = [each for each in before if each in live]
+    found: set[tuple[int, ...]] = set()
+    for newest in range(highest_before, highest + 1):
+        added = [each for each in range(highest_before + 1, newest + 1) if each in live]
+        lost = [each for each in before if each not in live]
+        lost += [each for each in range(highest_before + 1, newest + 1) if each not in live]
+        left = count - len(kept) - len(added)
+        if not 0 <= left <= len(lost):
+            continue
+        if left not in (0, len(lost)):
+            return None
+        found.add(tuple(sorted((*kept, *added, *(lost if left else ())))))
+        if len(found) > 1:
+            return None
+    return found.pop() if found else None
+
+
 def attnums(columns: Sequence[RelationColumn], found: ColumnPositions) -> tuple[int | None, ...]:
     """Return each column's number; None if more than one is possible."""
     possible: list[list[int]] = [[] for _ in columns]

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from cdc.config.selection import ALL
 from cdc.decode.messages import ReplicaIdentity
 from cdc.decode.types import type_name
+from cdc.encode import alterations
+from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.errors import ConfigError
 from cdc.log import names
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from cdc.config.value_options import Values
     from cdc.decode.messages import Relation
     from cdc.events import LSN
+    from cdc.log.records import Alteration
     from cdc.publication.column_identity import ColumnPositions, ExposedColumn
     from cdc.source.lookups import SentTable, TableFacts
 
@@ -88,6 +93,7 @@ class Relations:
         # A crash can't leave half a version: records and schema_id share a Kafka transaction.
         self._by_relation: dict[int, list[SchemaRecord]] = {}
         self._by_topic: dict[str, SchemaRecord] = {}  # the newest of each
+        self._alteration: Alteration | None = None
         for record in known:
             self._add(record)
         self.schema_id = schema_id
@@ -110,9 +116,19 @@ class Relations:
                 return candidate, False
         _key_holds(request, record)
         _nothing_revealed(request, record, versions[-1] if versions else None, numbered=bool(found))
+        record = _with_missing_values(request, record)
+        if here := self._newest(versions):
+            self._alteration = alterations.compare(here[0], record, _unreadable(request, record))
+            if self._alteration is not None:
+                record = replace(record, stale=self._alteration.stale)
         self.schema_id = record.schema_id
         self._add(record)
         return record, True
+
+    def take_alteration(self) -> Alteration | None:
+        """Return what the newest version does to the rows before it, once; None: nothing."""
+        taken, self._alteration = self._alteration, None
+        return taken
 
     def _newest(self, versions: list[SchemaRecord]) -> list[SchemaRecord]:
         """Return the newest of a relation's versions, unless another relation had its name since.
@@ -161,7 +177,7 @@ class Relations:
         exact = bool(columns) and all(column.attnum for column in columns)
         if today is None:
             if not exact:
-                return _places_in_catalog(request)
+                return _places_in_catalog(request) or _places_since(request, versions)
             today = ColumnNumbers(relation_id=request.relation.relation_id, lsn=request.from_lsn)
         known = self._numbers.get(today.relation_id, [])
         before = next((each for each in reversed(known) if each.lsn <= request.from_lsn), None)
@@ -196,7 +212,7 @@ class Relations:
     def _record(
         self, request: RelationRequest, key: tuple[str, ...], found: ColumnPositions
     ) -> SchemaRecord:
-        relation, types = request.relation, request.types
+        relation, types, stored = request.relation, request.types, request.facts.stored
         columns = []
         attnums = column_identity.attnums(relation.columns, found)
         for column, attnum in zip(relation.columns, attnums, strict=True):
@@ -225,7 +241,75 @@ class Relations:
             values=request.values,
             where=request.published.where if request.published else None,
             where_mark=request.published.where_mark if request.published else "",
+            attributes=stored.attributes if stored else 0,
+            storage=stored.storage if stored else "",
         )
+
+
+def _with_missing_values(request: RelationRequest, record: SchemaRecord) -> SchemaRecord:
+    """Return the version with the values of rows that are older than a column, as rows have them.
+
+    The values of a hidden column are masked as any other of it.
+    """
+    missing = request.facts.stored.missing if request.facts.stored else {}
+    texts = [missing.get(column.attnum or 0) for column in record.columns]
+    known = [_has_type_of_catalog(request, column) for column in record.columns]
+    if not any(text is not None and is_known for text, is_known in zip(texts, known, strict=True)):
+        return record
+    masks = [column_mask(request.selection, column.name) for column in record.columns]
+    encoder = Encoder(record, "", "", 1, masks)
+    columns = []
+    for number, column in enumerate(record.columns):
+        text, value = texts[number], None
+        if text is not None and known[number]:
+            value = encoder.value(number, text.encode()).decode()
+        columns.append(replace(column, missing=value))
+    return replace(record, columns=tuple(columns))
+
+
+def _unreadable(request: RelationRequest, record: SchemaRecord) -> set[int]:
+    """Return the numbers of the columns whose missing values the catalog does not show."""
+    stored = request.facts.stored
+    return {
+        column.attnum
+        for column in record.columns
+        if column.attnum is not None
+        and (
+            stored is None
+            or not _has_type_of_catalog(request, column)
+            or column.attnum in stored.mixed
+            or len(column.missing or "") > alterations.MOST_MISSING
+        )
+    }
+
+
+def _has_type_of_catalog(request: RelationRequest, column: SchemaColumn) -> bool:
+    """Return whether the catalog still has the column, and with the same type."""
+    published = request.published
+    if published is None or column.attnum not in published.attnums:
+        return False
+    _, *today = published.columns[published.attnums.index(column.attnum)]
+    return today == [column.type_id, column.type_modifier]
+
+
+def _places_since(request: RelationRequest, versions: list[SchemaRecord]) -> ColumnPositions:
+    """Return the columns' positions in a relation that is older than the catalog.
+
+    Only if the newest version and the catalog together leave one possibility.
+    """
+    published, stored = request.published, request.facts.stored
+    before = versions[-1] if versions else None
+    if published is None or stored is None or before is None or not before.attributes:
+        return {}
+    numbers = [column.attnum for column in before.columns if column.attnum is not None]
+    if len(numbers) < len(before.columns):
+        return {}
+    possible = column_identity.possible_numbers(
+        len(request.columns), numbers, before.attributes, published.attnums, stored.attributes
+    )
+    if possible is None:
+        return {}
+    return {attnum: frozenset({at}) for at, attnum in enumerate(possible)}
 
 
 def _places_in_catalog(request: RelationRequest) -> ColumnPositions:

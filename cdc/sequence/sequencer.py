@@ -97,12 +97,13 @@ class Sequencer:
         self._rows_of: dict[bytes, list[bytes]] = {}  # the keys of `_rows` by relation
         self._commit_lsn = 0  # of the transaction being read
         self._skip = 0  # how many of this transaction's changes are in the log already
+        self._noted = False  # whether a message of ours was published in this transaction
         self._tx = self._tx_at_home = self._times = b""
 
     @property
     def last_change(self) -> LastChange:
         """Where the records sequenced so far end, for the resume record written with them."""
-        if self.in_transaction and self.ordinal > self._skip:
+        if self.in_transaction and (self.ordinal > self._skip or self._noted):
             xid = NO_TRANSACTION if self.xid is None else self.xid
             return LastChange(LSN(self._commit_lsn), self.ordinal, open=True, xid=xid)
         commit_lsn, ordinal, is_open, last_xid = self._last_change
@@ -182,6 +183,18 @@ class Sequencer:
         """Publish an event that was built with the next `seq` and `ordinal`, as a change here."""
         self.ordinal += 1
         self._send(table, key, value)
+
+    def note(self, prefix: str, content: bytes) -> None:
+        """Publish a message of ours in the transaction being read.
+
+        It has a seq, and the ordinal of the change before it: so the ordinals of the changes are
+        the same in a replay, which does not publish it again.
+        """
+        assert self.in_transaction and not self.replaying, "the log does not hold this place"  # noqa: PT018
+        self._noted = True
+        lsn = LSN(self._commit_lsn)
+        message = messages.LogicalMessage(True, lsn, prefix, content)  # noqa: FBT003 - pgoutput's
+        self._publish_message(message, self._commit_lsn)
 
     def feed(
         self, chunk: bytes, at: int = 0, *, streamed: bool = False
@@ -317,7 +330,7 @@ class Sequencer:
             )
         else:
             self._skip = 0
-        self.ordinal = 0
+        self.ordinal, self._noted = 0, False
         self._commit_lsn = commit_lsn
         self.xid, self.transaction_us = xid, us
         if self.observer is not None:

@@ -26,12 +26,17 @@ from cdc.log.limits import limits, ours
 from cdc.publication.check import PublicationCheck
 from cdc.publication.column_identity import hides_something
 from cdc.sequence.relations import RelationRequest
+from cdc.source.column_changes import fingerprints
+from cdc.source.described import describe_table
 from cdc.source.lookups import (
+    Lookup,
+    TableFacts,
     current_snapshot,
     defined_by_users,
     look_up,
     look_up_column_numbers,
 )
+from cdc.source.members import read_members
 from cdc.source.row_filters import RowFilter
 
 if TYPE_CHECKING:
@@ -42,8 +47,9 @@ if TYPE_CHECKING:
     from cdc.log.completeness import Completeness
     from cdc.sequence.lookahead import Upcoming
     from cdc.sequence.relations import Relations
+    from cdc.source.column_changes import ColumnChange
     from cdc.source.connection import Connection
-    from cdc.source.lookups import Lookup
+    from cdc.source.lookups import SentTable
 
 log = logging.getLogger("cdc.sequence.table_versions")
 
@@ -51,6 +57,8 @@ Record = tuple[str, bytes, bytes]  # topic, key, value
 
 # How long a decoded commit may be invisible to other sessions before the session fails.
 _VISIBLE_SECONDS: Final = 30.0
+# The same where it only proves which column is which: without that, the session continues.
+_LOOKUP_SECONDS: Final = 5.0
 _VISIBLE_POLL_SECONDS: Final = 0.02
 
 
@@ -86,6 +94,9 @@ class TableVersions:
         self._identified = False  # whether the identity is to be written
         self._upcoming: Upcoming | None = None  # whose relations are looked up
         self._lookups: dict[int, Lookup] = {}
+        self._seen: PgSnapshot | None = None  # which transactions those show
+        self._invisible: int | None = None  # a transaction that they did not show in time
+        self._alteration: records.Alteration | None = None
         rules = config.selection.rules
         self._hides_by_ancestor = config.source.partitions == "leaf" and any(
             each.rule.mask or each.rule.exclude or each.rule.columns for each in rules
@@ -134,7 +145,48 @@ class TableVersions:
             # A partition that was attached just now hides what the table that it is of hides.
             self._wait_until_visible(relation, xid)
             upcoming = None
-        facts, published = self._lookup_of(relation, upcoming)
+        facts, published = self._lookup_of(relation, upcoming, xid)
+        return self._described(
+            relation, types, from_lsn, facts, published, replaying=replaying, xid=xid
+        )
+
+    def describe_changed(
+        self, change: ColumnChange, types: dict[int, str], from_lsn: LSN
+    ) -> tuple[Relation, TableRoute] | None:
+        """Return a table that was announced, as it is from `from_lsn` on. Blocks.
+
+        None if its columns have changed since: how they were at that LSN is not known, and the
+        change after it is announced, too.
+        """
+        oid, name = change.relation_id, self._config.publication
+        self.check_publication()
+        found = next((each for each in read_members(self._sql, name) if each.oid == oid), None)
+        if found is None:
+            return None
+        described = describe_table(
+            self._sql, name, oid, found.schema, found.table, found.replica_identity
+        )
+        if fingerprints(self._sql, [oid]).get(oid) != change.fingerprint:
+            return None
+        self._lookups.clear()
+        types.update(described.types)
+        relation, (facts, published) = described.relation, (described.facts, described.published)
+        table = self._described(
+            relation, types, from_lsn, facts, published, replaying=False, xid=None
+        )
+        return relation, table
+
+    def _described(
+        self,
+        relation: Relation,
+        types: dict[int, str],
+        from_lsn: LSN,
+        facts: TableFacts,
+        published: SentTable,
+        *,
+        replaying: bool,
+        xid: int | None,
+    ) -> TableRoute:
         names = ((relation.namespace, relation.name), *published.ancestors)
         selection = self._config.selection.of(*names)
         # After the transaction is visible: what is read here is of its time, or a later one.
@@ -146,6 +198,7 @@ class TableVersions:
         for numbers in self._relations.take_numbers():
             self._records.append(column_numbers.record(self._config, numbers))
         self._count_unknown_types(version, new=new)
+        self._alteration = self._relations.take_alteration()
         if new:
             self._publish(version)
         self._ensure([version.topic], {version.topic: (version.schema, version.table)})
@@ -153,6 +206,11 @@ class TableVersions:
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
         return TableRoute(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
+
+    def take_alteration(self) -> records.Alteration | None:
+        """Return what the version described last does to the rows before it, once."""
+        taken, self._alteration = self._alteration, None
+        return taken
 
     @property
     def identity(self) -> records.ResumeIdentity:
@@ -180,11 +238,20 @@ class TableVersions:
         if (now := self._publication.continue_with(self._sql, known)) != known:
             self.pin_publication(now)
 
-    def _lookup_of(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
-        """Return the catalog's description of the relation, read after its message arrived."""
-        if upcoming is None or upcoming is not self._upcoming:
+    def _lookup_of(self, relation: Relation, upcoming: Upcoming | None, xid: int | None) -> Lookup:
+        """Return the catalog's description of the relation, read after its message arrived.
+
+        It shows the relation's transaction. Where that is not visible in time, which column is
+        which is not known.
+        """
+        if upcoming is None or upcoming is not self._upcoming or not self._sees(xid):
             self._lookups.clear()
         if relation.relation_id not in self._lookups:
+            if xid is not None and xid != self._invisible:
+                try:
+                    self._wait_until_visible(relation, xid, _LOOKUP_SECONDS)
+                except UnavailableError:
+                    self._invisible = xid
             others = upcoming.relations() if upcoming else []
             relations = {each.relation_id: each for each in (*others, relation)}
             self.check_publication()
@@ -203,7 +270,14 @@ class TableVersions:
                 for each in relations.values()
             }
             self._ensure(list(named), named)
-        return self._lookups[relation.relation_id]
+        facts, published = self._lookups[relation.relation_id]
+        if self._sees(xid):
+            return Lookup(facts, published)
+        return Lookup(TableFacts(facts.primary_key, facts.nullable), published._replace(attnums=()))
+
+    def _sees(self, xid: int | None) -> bool:
+        """Return whether the lookups show a transaction; `xid` is None where it was verified."""
+        return xid is None or (self._seen is not None and self._seen.sees(xid))
 
     def _numbers(
         self, relation: Relation, selection: TableSelection, xid: int | None
@@ -223,23 +297,29 @@ class TableVersions:
             self._relations.learn(reader.read_column_numbers(self._config))
         return found
 
-    def _wait_until_visible(self, relation: Relation, xid: int) -> None:
+    def _wait_until_visible(
+        self, relation: Relation, xid: int, seconds: float = _VISIBLE_SECONDS
+    ) -> None:
         """Wait until lookups see the transaction; raise UnavailableError if they don't in time.
 
         A commit is decoded before other sessions see it, long before if it waits for a synchronous
         standby: what it renamed has its old name until then.
         """
-        deadline = time.monotonic() + _VISIBLE_SECONDS
-        while not PgSnapshot.parse(current_snapshot(self._sql)).sees(xid):
+        deadline = time.monotonic() + seconds
+        while not self._look(xid):
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"transaction {xid} is in the stream, and after {_VISIBLE_SECONDS:.0f} s no"
+                    f"transaction {xid} is in the stream, and after {seconds:.0f} s no"
                     f" other session sees it: which columns {relation.namespace}.{relation.name}"
                     " hides can't be looked up",
                     hint="a commit waits for a synchronous standby: see pg_stat_replication; the"
                     " daemon tries again",
                 )
             time.sleep(_VISIBLE_POLL_SECONDS)
+
+    def _look(self, xid: int) -> bool:
+        self._seen = PgSnapshot.parse(current_snapshot(self._sql))
+        return self._seen.sees(xid)
 
     def _ensure(self, wanted: list[str], named: dict[str, tuple[str, str]]) -> None:
         """Create and pin the topics that are new, and learn how large a record each accepts."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
+from cdc.decode import messages
 from cdc.source.column_types import FIRST_OF_USERS, base_value
 from cdc.source.connection import translated
 from cdc.source.lookups import Lookup, look_up
@@ -75,6 +76,22 @@ class DescribedTable(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
+
+    @property
+    def relation(self) -> messages.Relation:
+        """The message with which the stream would describe the table."""
+        return messages.Relation(
+            self.oid,
+            "" if self.schema == "pg_catalog" else self.schema,
+            self.name,
+            messages.ReplicaIdentity(self.replica_identity),
+            tuple(
+                messages.RelationColumn(
+                    each.key, each.name, each.type_id, each.type_modifier, each.attnum
+                )
+                for each in self.columns
+            ),
+        )
 
 
 class Moment(NamedTuple):

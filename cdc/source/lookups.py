@@ -9,6 +9,7 @@ the catalog is about that time at all.
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,12 +28,24 @@ if TYPE_CHECKING:
     from cdc.source.row_filters import RowFilter
 
 
+class StoredColumns(NamedTuple):
+    """How the rows of a table hold its columns."""
+
+    attributes: int  # the highest attnum that was ever given
+    storage: str  # the filenodes, which every rewrite of the table changes
+    # By attnum, Postgres' text of the value of rows that are older than the column.
+    missing: dict[int, str]
+    # The columns of a partitioned table for which its partitions differ in that.
+    mixed: frozenset[int] = frozenset()
+
+
 class TableFacts(NamedTuple):
     """What only the catalog knows of a table."""
 
     primary_key: tuple[str, ...]  # in the key's order; empty where there is none
     nullable: dict[str, bool]  # by column name
     numbers: ColumnNumbers | None = None  # None: not requested
+    stored: StoredColumns | None = None  # None: not known
 
 
 class SentTable(NamedTuple):
@@ -59,12 +72,31 @@ _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname::text, NOT a.attnotnull, a.atttypid::bigint, a.atttypmod,
        a.attnum::int,
        coalesce(nullif(to_jsonb(r)->'prattrs', 'null') @> to_jsonb(a.attnum::int),
-                a.attgenerated = '' OR a.attgenerated = to_jsonb(p)->>'pubgencols')
+                a.attgenerated = '' OR a.attgenerated = to_jsonb(p)->>'pubgencols'),
+       CASE WHEN a.atthasmissing THEN textin(anyarray_out(a.attmissingval)) END
 FROM pg_attribute a
 LEFT JOIN pg_publication p ON p.pubname = %s
 LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = a.attrelid
 WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
+"""
+# A partitioned table's rows are in its partitions, and each has such values of its own.
+_STORAGE = """
+SELECT c.oid::bigint, c.relnatts::int, c.relkind = 'p',
+       CASE c.relkind WHEN 'p' THEN (
+           SELECT md5(string_agg(f.oid || ':' || f.relfilenode, ',' ORDER BY f.oid))
+           FROM pg_partition_tree(c.oid) t JOIN pg_class f ON f.oid = t.relid WHERE t.isleaf)
+       ELSE c.relfilenode::text END
+FROM pg_class c WHERE c.oid = ANY(%s::oid[])
+"""
+_MISSING_IN_PARTITIONS = """
+SELECT one.oid::bigint, a.attnum::int,
+       array_agg(DISTINCT CASE WHEN leaf.atthasmissing
+                          THEN textin(anyarray_out(leaf.attmissingval)) END)
+FROM unnest(%s::oid[]) AS one(oid) CROSS JOIN LATERAL pg_partition_tree(one.oid) t
+JOIN pg_attribute a ON a.attrelid = one.oid AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_attribute leaf ON leaf.attrelid = t.relid AND leaf.attname = a.attname
+WHERE t.isleaf GROUP BY 1, 2
 """
 _KEYS = """
 SELECT i.indrelid::bigint, a.attname::text
@@ -96,11 +128,14 @@ def look_up(
     attnums: dict[int, list[int]] = {oid: [] for oid in oids}
     keys: dict[int, list[str]] = {oid: [] for oid in oids}
     ancestors: dict[int, list[tuple[str, str]]] = {oid: [] for oid in oids}
+    missing: dict[int, dict[int, str]] = {oid: {} for oid in oids}
     with translated(f"looking up {len(oids)} relations"):
-        for oid, name, null, kind, modifier, attnum, is_sent in connection.execute(
+        for oid, name, null, kind, modifier, attnum, is_sent, value in connection.execute(
             _COLUMNS, (publication, oids)
         ):
             nullable[oid][name] = null
+            if value is not None:
+                missing[oid][attnum] = element(value)
             if is_sent:
                 sent[oid].append((name, kind, modifier))
                 attnums[oid].append(attnum)
@@ -109,9 +144,10 @@ def look_up(
         filters = read_filters(connection, publication, oids, known)
         for oid, schema, name in connection.execute(_ANCESTORS, (oids,)):
             ancestors[oid].append((schema, name))
+        stored = _stored(connection, oids, missing)
     return {
         oid: Lookup(
-            TableFacts(tuple(keys[oid]), nullable[oid]),
+            TableFacts(tuple(keys[oid]), nullable[oid], None, stored.get(oid)),
             _sent(sent[oid], filters.get(oid), ancestors[oid], attnums[oid]),
         )
         for oid in oids
@@ -128,6 +164,31 @@ def _sent(
     return SentTable(tuple(columns), where, tuple(ancestors), tuple(attnums), mark)
 
 
+def _stored(
+    connection: Connection, oids: list[int], missing: dict[int, dict[int, str]]
+) -> dict[int, StoredColumns]:
+    """Return how each table's rows hold its columns; of partitioned tables, in their partitions."""
+    mixed: dict[int, set[int]] = {}
+    tables = connection.execute(_STORAGE, (oids,)).fetchall()
+    if partitioned := [oid for oid, _, is_partitioned, _ in tables if is_partitioned]:
+        for oid, attnum, values in connection.execute(_MISSING_IN_PARTITIONS, (partitioned,)):
+            if len(values) > 1:
+                mixed.setdefault(oid, set()).add(attnum)
+            elif values[0] is not None:
+                missing[oid][attnum] = element(values[0])
+    return {
+        oid: StoredColumns(attributes, storage or "", missing[oid], frozenset(mixed.get(oid, ())))
+        for oid, attributes, _, storage in tables
+    }
+
+
+def element(array: str) -> str:
+    """Return the text of the one element of an array, which is not NULL, as Postgres writes it."""
+    content = array[1:-1]
+    return _ESCAPED.sub(r"\1", content[1:-1]) if content.startswith('"') else content
+
+
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 # Catalog rows are read as JSON, so that what a major lacks is simply absent. The LSN is read after
 # the snapshot is taken: what the snapshot shows had committed before this LSN. Each partition may
 # compute a column in a way of its own; by the major, column or default depend on the others.

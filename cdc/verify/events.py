@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
+from cdc.encode.alterations import altered
 from cdc.log.dead_letters import Pointer
+from cdc.log.records import ALTERED, Alteration
 from cdc.verify.frontiers import Findings
 
 Row = dict[str, Any]
@@ -33,6 +35,13 @@ class EventSource(msgspec.Struct, gc=False):
     snapshot: str = "false"
 
 
+class Message(msgspec.Struct, gc=False):
+    """A logical message."""
+
+    prefix: str
+    content: str  # base64
+
+
 class Event(msgspec.Struct, gc=False):
     """What the fold reads of a change event; a logical message has no images."""
 
@@ -40,6 +49,12 @@ class Event(msgspec.Struct, gc=False):
     source: EventSource
     before: Row | None = None
     after: Row | None = None
+    message: Message | None = None
+
+    @property
+    def alters(self) -> bool:
+        """Whether it alters the rows of a table."""
+        return self.message is not None and self.message.prefix == ALTERED
 
     @property
     def initial(self) -> bool:
@@ -88,6 +103,17 @@ class TableState:
     complete: bool = True
     # What would be wrong if the log had held the table from its first row on.
     doubts: Findings = field(default_factory=Findings)
+
+    def alter(self, alteration: Alteration) -> None:
+        """Give the rows the columns of another table version."""
+
+        def new(row: Row) -> Row:
+            return altered(alteration, row, None, msgspec.json.decode, str)
+
+        self.rows = {key: new(row) for key, row in self.rows.items()}
+        keyless, self.keyless = self.keyless, Counter()
+        for row, many in keyless.items():
+            self.keyless[canonical(new(msgspec.json.decode(row)))] += many
 
     @property
     def name(self) -> str:

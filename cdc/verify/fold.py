@@ -23,6 +23,7 @@ hashes, never row values. Nothing here reads a file, a socket or the clock.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +35,7 @@ from cdc.errors import (
 )
 from cdc.events import LSN, Frontier, Position
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
+from cdc.log.records import alteration_of
 from cdc.verify.events import Arrival, Event, Row, TableState, canonical, key_hash
 from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.verify.snapshot import SnapshotEvents
@@ -90,6 +92,7 @@ class Fold:
         self._snapshot_dead: list[Arrival] = []  # whose letters have not arrived yet
         # Of the event applied last; a row that a key change has just deleted provides its TOAST.
         self._position = _START
+        self._alone = False  # whether it is a transaction of its own
         self._op = ""
         self._moved: Row | None = None
         self._lsn = ("", LSN(0))
@@ -273,8 +276,12 @@ class Fold:
         event = arrival.event
         self.events += 1
         self._check_position(arrival)
-        if event.op != "m":  # a logical message changes no table
+        if event.op != "m":
             self._change(arrival)
+        elif event.message is not None and event.alters:
+            alteration = alteration_of(b64decode(event.message.content))
+            if alteration.topic in self.tables:
+                self.tables[alteration.topic].alter(alteration)
         self._op = event.op
         self._last_seq = event.source.seq
         self._next_seq = event.source.seq + 1
@@ -310,7 +317,7 @@ class Fold:
     def _end(self, last: Position) -> None:
         """Note that a source transaction ended with the event at `last`."""
         # A message outside any transaction is a transaction of its own, which its LSN ends.
-        begins = last.commit_lsn - (last.ordinal == 0)
+        begins = last.commit_lsn - self._alone
         self._ends.add(self._last_seq, last.epoch, LSN(begins))
 
     def _check_position(self, arrival: Arrival) -> None:
@@ -324,11 +331,12 @@ class Fold:
                 return
         position = Position(source.epoch, self._lsn[1], source.ordinal)
         before = self._position
-        alone = before.ordinal == 0
-        if before is not _START and (alone or position[:2] != before[:2]):
+        if before is not _START and (self._alone or position[:2] != before[:2]):
             self._end(before)
-        # A changed key is a delete and a create with one ordinal; nothing else shares one.
-        if position < before or (position == before and (self._op, arrival.event.op) != ("d", "c")):
+        # A changed key is a delete and a create with one ordinal, and what is altered in the middle
+        # of a transaction has that of the change before; nothing else shares one.
+        shared = (self._op, arrival.event.op) == ("d", "c") or arrival.event.alters
+        if position < before or (position == before and not shared):
             self._report(
                 arrival,
                 f"is at {position.commit_lsn} ordinal {position.ordinal}, not after"
@@ -337,6 +345,7 @@ class Fold:
         if position != before:
             self._moved = None
         self._position = position
+        self._alone = position.ordinal == 0 and not arrival.event.alters
 
     def _table(self, arrival: Arrival) -> TableState:
         table = self.tables.get(arrival.topic)

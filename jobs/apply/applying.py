@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdc import failpoints
 from cdc.errors import StoreLostError
+from lockstep.jobs.apply.altering import alter
 from lockstep.jobs.cuts.in_order import in_order
 from lockstep.jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
-from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.contract import Alterable, Change, Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from lockstep.jobs.cuts.in_order import Letter
     from lockstep.jobs.cuts.reduce import Events
-    from lockstep.sinks.contract import Sink, Version
+    from lockstep.sinks.contract import Altered, Sink, Version
 
 # Returns versions of a topic's table, by number; the last is the newest.
 Versions: TypeAlias = "Callable[[str, Collection[int]], tuple[Version, ...]]"
@@ -58,16 +59,21 @@ class Applying:
         letter: Letter,
         quick: bool = True,
         torn: bool = False,
+        newest_id: int | None = None,
     ) -> TableChanges:
         """Return the cut's changes to the table `name`, from its events in `partitions`.
 
         `partitions` has all of its events, or the next complete piece of them by seq. Not `quick`:
         the piece is known to need `in_order`. `torn`: an interrupted attempt may have written some
-        of it.
+        of it. `newest_id` is the newest version that the table has here, if the cut alters it.
         """
 
+        def versions_of(schema_ids: Collection[int]) -> tuple[Version, ...]:
+            found = self._versions(topic, schema_ids)
+            return tuple(v for v in found if newest_id is None or v.schema_id <= newest_id)
+
         def rows(keys: list[bytes], schema_ids: Collection[int]) -> Mapping[bytes, bytes]:
-            return self._sink.rows(self._versions(topic, schema_ids)[-1], keys)
+            return self._sink.rows(versions_of(schema_ids)[-1], keys)
 
         reduced: Reduced | None = None
         if quick and name not in self._histories:
@@ -83,7 +89,7 @@ class Applying:
             complete_rows=self._sink.complete_rows,
             every=name in self._histories,
         )
-        versions = self._versions(topic, reduced.schema_ids)
+        versions = versions_of(reduced.schema_ids)
         groups = list(_groups(reduced, name, torn=torn)) if name not in self._histories else []
         moved = {change.key for group in groups for change in group}
         rest = [change for change in reduced.changes if change.key not in moved]
@@ -92,10 +98,62 @@ class Applying:
             tuple(Changes(versions, group) for group in groups),
         )
 
+    def alter(
+        self,
+        topic: str,
+        events: Callable[[Bounds], Iterable[Sequence[Events]]],
+        bounds: Bounds,
+        altered: Sequence[Altered],
+        *,
+        letter: Letter,
+        quick: bool = True,
+        torn: bool = False,
+    ) -> None:
+        """Write a table that the cut alters: each part between two alterations, then the next one.
+
+        `events` gives a part's events, in complete pieces by seq.
+        """
+        above = bounds.above
+        for each in [*altered, None]:
+            part = Bounds(above, each.seq if each else bounds.upto)
+            newest_id = each.before.schema_id if each else None
+            for piece in events(part):
+                table = self.reduce(
+                    topic,
+                    piece,
+                    part,
+                    name=altered[-1].version.name,
+                    letter=letter,
+                    quick=quick,
+                    torn=torn,
+                    newest_id=newest_id,
+                )
+                self.write_table(table)
+            if each is not None:
+                alter(self._sink, each)
+                above = each.seq
+
+    def begin(
+        self, upto: int, versions: Iterable[Version], altered: Iterable[Sequence[Altered]] = ()
+    ) -> None:
+        """Begin the cut, with the versions of all its tables and of those that it alters.
+
+        A sink that alters its tables itself learns later versions when it does.
+        """
+        wanted = list(versions)
+        for its in altered:
+            first, name = its[0].before, its[-1].version.name
+            if isinstance(self._sink, Alterable):
+                wanted = [v for v in wanted if v.name != name or v.schema_id <= first.schema_id]
+                wanted.append(first)
+            else:
+                wanted += [first, *(each.version for each in its)]
+        self._sink.begin(upto, sorted(wanted, key=lambda each: each.schema_id))
+        failpoints.reach("follow_started")
+
     def write(self, upto: int, tables: Sequence[TableChanges]) -> Iterator[TableChanges]:
         """Begin the cut and write the tables; yield each one after it is written."""
-        self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
-        failpoints.reach("follow_started")
+        self.begin(upto, [each for table in tables for each in table.changes.versions])
         for table in tables:
             self.write_table(table)
             yield table

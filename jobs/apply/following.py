@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
@@ -23,6 +24,8 @@ from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply import canaries, positions
 from lockstep.jobs.apply.applying import Applying
 from lockstep.jobs.apply.running import Run, with_remedy
+from lockstep.jobs.cuts.altered import alterations, parts
+from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.cutting import EVENT_BYTES
 from lockstep.jobs.cuts.dead_letters import CutLetters
 from lockstep.jobs.cuts.reduce import Bounds
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.cutting import Cut, CutPart
     from lockstep.jobs.cuts.reduce import Events
     from lockstep.jobs.spark.starting import SparkStart
-    from lockstep.sinks.contract import Sink
+    from lockstep.sinks.contract import Altered, Sink
 
 # Cuts of up to this many events are read, reduced and written in the driver, for the lowest
 # latency.
@@ -119,6 +122,7 @@ class Batches:
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
         follower = config.followers[run.name]
+        self._chosen = Chosen(config, follower)
         # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
         # allowed size.
         self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
@@ -168,19 +172,44 @@ class Batches:
         large = Large(self._config, self._sink, self._schemas, self._applying, self._reader)
         title = f"{self._config.pipeline}: {run.name}, {cut.events:,} events up to seq {cut.seq}"
         with work_session(started, title, run.stopping) as spark:
-            return large.apply(spark, cut, letters, miscounted, torn=torn)
+            return large.apply(spark, cut, letters, miscounted, self._altered(records), torn=torn)
 
     def _apply_small(
         self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters, *, torn: bool
     ) -> tuple[set[str], int]:
         self._check(cut, records)
         failpoints.reach("follow_read")
-        tables = self._reduced(cut, records, letters, torn=torn)
+        altered = self._altered(records)
+        by_topic = self._by_topic(records)
+        plain = {topic: each for topic, each in by_topic.items() if topic not in altered}
+        tables = self._reduced(cut, plain, letters, torn=torn)
         failpoints.reach("follow_reduced")
-        for _ in self._applying.write(cut.seq, tables):
+        versions = [each for table in tables for each in table.changes.versions]
+        self._applying.begin(cut.seq, versions, altered.values())
+        for table in tables:
+            self._applying.write_table(table)
+            failpoints.reach("follow_written")
+        for topic, its in altered.items():
+            self._applying.alter(
+                topic,
+                partial(parts, by_topic.get(topic, [])),
+                Bounds(cut.above, cut.seq),
+                its,
+                letter=letters.event,
+                torn=torn,
+            )
             failpoints.reach("follow_written")
         named = {table.changes.version.name for table in tables}
+        named |= {its[-1].version.name for its in altered.values()}
         return named, sum(each.size for each in records.values())
+
+    def _altered(self, records: Mapping[Partition, Records]) -> dict[str, list[Altered]]:
+        """Return what the cut's messages alter, by topic."""
+        found = records.get((names.messages_topic(self._config.prefix), 0))
+        if found is None:
+            return {}
+        events = (found.keys, found.values)
+        return alterations(events, self._chosen.follows, self._schemas.of)
 
     def _check(self, cut: Cut, records: Mapping[Partition, Records]) -> None:
         """Compare each partition's number of events with the frontiers' count."""
@@ -191,14 +220,18 @@ class Batches:
                 self._reader.expect_complete(place, Range(part.start, part.end))
                 raise miscounted(cut, part, len(read.values))
 
-    def _reduced(
-        self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters, *, torn: bool
-    ) -> list[TableChanges]:
+    def _by_topic(self, records: Mapping[Partition, Records]) -> dict[str, list[Events]]:
+        """Return the tables' events by topic, in their partitions."""
         by_topic: dict[str, list[Events]] = {}
         own = f"{self._config.prefix}.cdc."
         for (topic, _), each in sorted(records.items()):
             if not topic.startswith(own) and each.values:
                 by_topic.setdefault(topic, []).append((each.keys, each.values))
+        return by_topic
+
+    def _reduced(
+        self, cut: Cut, by_topic: Mapping[str, list[Events]], letters: CutLetters, *, torn: bool
+    ) -> list[TableChanges]:
         return [
             self._applying.reduce(
                 topic,

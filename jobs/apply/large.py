@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -40,7 +41,7 @@ from lockstep.jobs.spark.kafka_options import reading
 from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.dead_letters import CutLetters
     from lockstep.jobs.cuts.pieces import Piece
     from lockstep.jobs.cuts.schemas import Schemas
-    from lockstep.sinks.contract import Sink, Version
+    from lockstep.sinks.contract import Altered, Sink, Version
 
 # The size of one of the partitions that events are sorted into: the driver's JVM holds several
 # copies of it.
@@ -110,6 +111,7 @@ class Large:
         cut: Cut,
         letters: CutLetters,
         miscounted: Callable[[Cut, CutPart, int], Exception],
+        altered: Mapping[str, Sequence[Altered]],
         *,
         torn: bool,
     ) -> tuple[set[str], int]:
@@ -123,9 +125,11 @@ class Large:
         try:
             tables = self._count(cut, parts, miscounted)
             failpoints.reach("follow_read")
+            for topic in altered:
+                plain_count = tables.get(topic) or self._counted(cut, topic, [])
+                tables[topic] = plain_count._replace(in_order=True, by_key=False)
             versions = [each for counted in tables.values() for each in counted.versions]
-            self._sink.begin(cut.seq, versions)
-            failpoints.reach("follow_started")
+            self._applying.begin(cut.seq, versions, altered.values())
             by_key = self._write_by_key(cut, parts, tables)
             left = [part for part in parts if part.topic not in by_key]
             plain = [part for part in left if not tables[part.topic].in_order]
@@ -136,12 +140,15 @@ class Large:
             for topic, counted in tables.items():
                 if counted.in_order and topic not in by_key:
                     mine = [part for part in parts if part.topic == topic]
-                    self._write_in_order(cut, mine, counted.bytes, letters, torn=torn)
+                    self._write_in_order(
+                        cut, topic, mine, counted.bytes, letters, altered.get(topic, ()), torn=torn
+                    )
                 failpoints.reach("follow_written")
         except (PySparkException, Py4JJavaError) as error:
             raise translated(error) from error
         size = sum(counted.bytes for counted in tables.values())
-        return {version.name for version in versions}, size
+        named = {version.name for version in versions}
+        return named | {its[-1].version.name for its in altered.values()}, size
 
     # -- the first reading -------------------------------------------------------------------------
 
@@ -271,9 +278,44 @@ class Large:
                 write(self._sink, (keys, values), bounds, known(part.topic))
 
     def _write_in_order(
-        self, cut: Cut, parts: list[CutPart], size: int, letters: CutLetters, *, torn: bool
+        self,
+        cut: Cut,
+        topic: str,
+        parts: list[CutPart],
+        size: int,
+        letters: CutLetters,
+        altered: Sequence[Altered],
+        *,
+        torn: bool,
     ) -> None:
-        topic = parts[0].topic
+        bounds = Bounds(cut.above, cut.seq)
+        if altered:
+            self._applying.alter(
+                topic,
+                partial(self._in_order, parts, size),
+                bounds,
+                altered,
+                letter=letters.event,
+                quick=False,
+                torn=torn,
+            )
+            return
+        for piece in self._in_order(parts, size, bounds):
+            table = self._applying.reduce(
+                topic,
+                piece,
+                bounds,
+                name=names.table_name(self._config.prefix, topic),
+                letter=letters.event,
+                quick=False,
+                torn=torn,
+            )
+            self._applying.write_table(table)
+
+    def _in_order(self, parts: list[CutPart], size: int, bounds: Bounds) -> Iterator[list[Piece]]:
+        """Yield the events of a part of the cut in pieces, sorted by seq."""
+        if not parts:
+            return
         count = 1 + size // _SORTED_BYTES
         events = (
             self._read(parts)
@@ -283,22 +325,14 @@ class Large:
                 "value",
                 "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG) seq",
             )
+            .where(f"seq > {bounds.above} AND seq <= {bounds.upto}")
             .repartitionByRange(count, "seq")
             .sortWithinPartitions("seq")
         )
         rows = ((row.key, row.value) for row in events.toLocalIterator())
         records = ((key and bytes(key), bytes(value)) for key, value in rows)
         for piece in pieces(records, complete=True):
-            table = self._applying.reduce(
-                topic,
-                [piece],
-                Bounds(cut.above, cut.seq),
-                name=names.table_name(self._config.prefix, topic),
-                letter=letters.event,
-                quick=False,
-                torn=torn,
-            )
-            self._applying.write_table(table)
+            yield [piece]
 
 
 def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]) -> int:

@@ -31,7 +31,15 @@ def version(record: SchemaRecord) -> Version:
         topic=record.topic,
         key=record.key,
         columns=tuple(
-            Column(each.name, each.type, each.type_id, each.type_modifier, each.nullable, each.mask)
+            Column(
+                each.name,
+                each.type,
+                each.type_id,
+                each.type_modifier,
+                each.nullable,
+                each.mask,
+                each.attnum,
+            )
             for each in record.columns
         ),
         values=msgspec.to_builtins(record.values or Values()),

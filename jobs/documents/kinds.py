@@ -193,6 +193,7 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node
         document.one,
         tuple(_ordered(each, version) for each in document.order),
         tuple(tree(field, child, versions) for field, child in document.children.items()),
+        tuple(column.attnum for column in version.columns),
     )
 
 

@@ -19,7 +19,7 @@ from lockstep.sinks.contract import Changes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lockstep.sinks.contract import Change, Version
+    from lockstep.sinks.contract import Altered, Change, Version
 
 _decode: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
@@ -54,6 +54,13 @@ class Gathered:
                 newest.clear()
             else:
                 self._every.append(change)
+
+    def alter(self, altered: Altered) -> None:
+        """Give all changes so far the columns that the table has from here on."""
+        self._versions = {altered.version.schema_id: altered.version}
+        self._every = [altered.change(change) for change in self._every]
+        newest = map(altered.change, self._newest.values())
+        self._newest = {change.key: change for change in newest if change.key is not None}
 
     def _truncate(self, seq: int) -> None:
         """Drop changes below `seq`; a history keeps the versions that its truncates end."""

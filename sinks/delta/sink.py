@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from lockstep.sinks.contract import Version
+    from lockstep.sinks.contract import Altered, Version
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.buckets import Target
     from lockstep.sinks.delta.frontiers import FrontierRow
@@ -77,6 +77,7 @@ class DeltaSink:
         self._past: FrontierRow | None = None
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, Gathered] = {}
+        self._altered: dict[str, list[Altered]] = {}  # in the cut
         self._staged: dict[str, tuple[Target, list[Action]]] = {}
         self._vectors = vectors.Vectors(settings.storage)
         self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
@@ -87,8 +88,7 @@ class DeltaSink:
 
     def open(self) -> StoreState | None:
         self._mirrors.clear()
-        self._pending.clear()
-        self._staged.clear()
+        self._forget_cut()
         mine = self._settings
         self._root, self._past = generations.place(mine, self._generation)
         if self._past is not None:
@@ -133,8 +133,7 @@ class DeltaSink:
                 f"generation {self._past.generation} of {self._root} is no longer written",
                 hint="the current one is: open the follower without a generation",
             )
-        self._pending.clear()
-        self._staged.clear()
+        self._forget_cut()
         newest = {version.topic: version for version in versions if self._keeps(version)}
         self._frontiers.begin(reached if newest else 0, above)
         self._every(self._find_or_create, [(self._place(each), each) for each in newest.values()])
@@ -194,12 +193,27 @@ class DeltaSink:
         gone = [buckets.removed(file) for file in target.files.values()] if target.replaces else []
         self._staged[target.place] = target, [*gone, *actions]
 
+    def alter(self, altered: Altered) -> None:
+        if not self._keeps(altered.version):
+            return
+        place = self._place(altered.version)
+        if altered.seq > self._mirror(place).seq:
+            history = altered.version.name in self._settings.history
+            self._pending.setdefault(place, Gathered(history=history)).alter(altered)
+            self._altered.setdefault(place, []).append(altered)
+
+    def _forget_cut(self) -> None:
+        for each in (self._pending, self._altered, self._staged):
+            each.clear()
+
     def commit(self, applied: Applied) -> None:
+        self._every(lambda place, its: self._mirrors[place].alter(its), list(self._altered.items()))
         pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
         for place, changes in pending:
             self._mirrors[place].expect_key(changes)
         self._every(lambda place, changes: self._apply(place, changes, applied), pending)
         self._pending.clear()
+        self._altered.clear()
         staged = list(self._staged.items())
         self._every(lambda place, of: self._mirrors[place].commit(*of, applied), staged)
         self._staged.clear()
@@ -244,6 +258,8 @@ class DeltaSink:
     def _apply(self, place: str, changes: Changes, applied: Applied) -> None:
         mirror = self._mirrors[place]
         mirror.ensure(*changes.versions, changes=changes.changes)
+        if not changes.changes and changes.truncated is None:
+            return  # it was altered
         mirror.apply(mirror.work(changes), applied, self._applier)
 
     def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
@@ -262,7 +278,13 @@ class DeltaSink:
             merge.apply(table, work, commit)
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        stored = self._stored_rows(version, keys)
+        altered = self._altered.get(self._place(version), [])
+        before, asked = version, list(keys)
+        for each in reversed(altered):
+            before, asked = each.before, [each.former_key(key) for key in asked]
+        stored = self._stored_rows(before, asked)
+        for each in altered:
+            stored = {each.key(key): each.row(row) for key, row in stored.items()}
         gathered = self._pending.get(self._place(version))
         return gathered.rows(keys, stored) if gathered else stored
 
@@ -273,7 +295,8 @@ class DeltaSink:
         if not mirror.find() or mirror.is_stale or not mirror.has_key(version):
             return {}
         table = mirror.table
-        if newest is not None and mirror.seq > newest.applied.seq:
+        reached = max(mirror.seq, mirror.altered_seq)
+        if newest is not None and reached > newest.applied.seq:
             before = newest.versions.get(place)
             found = lake.opened(mirror.path, self._settings.storage, before)
             if before is None or found is None:

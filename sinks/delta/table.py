@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import actions as delta_actions
-from lockstep.sinks.delta import buckets, evolve, keys, lake, layout
+from lockstep.sinks.delta import altering, buckets, evolve, keys, lake, layout
 from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.lake import Commit, ConflictError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-    from lockstep.sinks.contract import Applied, Change, Version
+    from lockstep.sinks.contract import Altered, Applied, Change, Version
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.buckets import Target
     from lockstep.sinks.delta.types import DeltaType
@@ -187,6 +187,42 @@ class Mirror:
         )
         evolve.map_columns(self._table, keeper.facts(), keeper.storage)
         evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
+
+    @property
+    def altered_seq(self) -> int:
+        """The seq of the newest alteration that the table has."""
+        if self._table is None:
+            return 0
+        app = altering.app(self._keeper.app)
+        generation, seq = lake.generation_and_seq(self._table.transaction_version(app))
+        return seq if generation == self._keeper.generation else 0
+
+    def alter(self, every: Sequence[Altered]) -> None:
+        """Change the rows as DDL has, in the order of the alterations, each once."""
+        if not self.find() or self.is_stale:  # the first batch replaces stale rows
+            return
+        for altered in every:
+            self._alter(altered)
+            if evolve.key_of(self.table) == altered.before.key != altered.version.key:
+                key, keeper = altered.renamed(altered.before.key), self._keeper
+                if key == altered.version.key:
+                    evolve.keep_key(self.table, key, keeper.facts(), keeper.storage)
+
+    def _alter(self, altered: Altered) -> None:
+        keeper = self._keeper
+        upto = lake.transaction_version(keeper.generation, altered.seq)
+        commit = Commit(altering.app(keeper.app), upto, keeper.facts())
+        for _ in range(_TRIES):
+            if self.altered_seq >= altered.seq:
+                return
+            try:
+                altering.alter(self.table, altered, commit, self.name)
+            except ConflictError:
+                self.find()
+                continue
+            self._readers.clear()
+            return
+        raise lake.busy(self.path)
 
     def has_key(self, version: Version) -> bool:
         """Return whether the stored rows have the version's key."""

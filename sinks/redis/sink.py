@@ -309,6 +309,8 @@ class RedisSink:
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield each row's key, seq and stored value as JSON."""
         stored_table, target = self._table_of(version), self._opened().target(version.name)
+        if self._cut is not None:
+            self._send_gathered(self._cut)
         pattern = self._names.pattern(target.build, version.name)
         for names in self._client.scan(pattern):
             keys = [key for key in (key_of(name, version.name) for name in names) if key]

@@ -45,6 +45,7 @@ _TEMPORARY: Final = (
 _REFUSED: Final = ("28", "42501", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")
 _MISSING: Final = ("42P01", "3F000")
 _DATA: Final = ("22", "42846")
+_IN_USE: Final = "55006"  # object_in_use
 
 
 class Database:
@@ -133,6 +134,11 @@ def key_of(connection: Connection, schema: str, table: str) -> tuple[str, ...]:
 def is_data_error(error: DBAPIError) -> bool:
     """Return whether a value does not fit its type, or a type has no cast to another."""
     return _code(error).startswith(_DATA)
+
+
+def is_in_use(error: DBAPIError) -> bool:
+    """Return whether a table can't be altered because constraints of its rows are not checked."""
+    return _code(error) == _IN_USE
 
 
 @contextmanager

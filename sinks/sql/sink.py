@@ -26,7 +26,7 @@ from lockstep.sinks.sql.tables import KnownTable, Tables
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lockstep.sinks.contract import Changes, Version
+    from lockstep.sinks.contract import Altered, Changes, Version
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SCHEMA: Final = "public"  # of our own table in Postgres, where the follower has no `schema`
@@ -140,6 +140,14 @@ class SqlSink:
                 mine = [each for each in new if each.schema_id == version.schema_id]
                 self._tables.write(cut, version, mine)
             return len(new)
+
+    def alter(self, altered: Altered) -> None:
+        cut, version = self._started_cut(), altered.version
+        # No later row is of the versions before.
+        self._versions = [*(v for v in self._versions if v.name != version.name), version]
+        if altered.seq > self._floor:
+            with translated():
+                self._tables.alter(cut, altered)
 
     def commit(self, applied: Applied) -> None:
         cut = self._started_cut()

@@ -1,9 +1,10 @@
 """Tables that follow their source's versions, and their rows.
 
-A new column is added. One that the source dropped stays, with its values, and NULL in every row
-written since; a renamed one is dropped and added, because the log has nothing more. A column whose
-type changes is converted by its values' text; in Postgres, if a value is none of the new type, it
-becomes text, which holds both. Columns, indexes and constraints of others are left alone.
+A new column is added, with the value that the source shows in older rows, and a renamed one is
+renamed. One that the source dropped stays, with its values, and NULL in every row written since,
+until another column takes its name. A column whose type changes is converted by its values' text;
+in Postgres, if a value is none of the new type, it becomes text, which holds both. Columns, indexes
+and constraints of others are left alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.sinks.floats import text8
-from lockstep.sinks.sql.database import is_data_error, key_of
+from lockstep.sinks.sql.database import is_data_error, is_in_use, key_of
 from lockstep.sinks.sql.types import DECODE, ColumnValues
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from lockstep.sinks.contract import Change, Version
+    from lockstep.sinks.contract import Altered, Change, Version
     from lockstep.sinks.sql.database import Database
 
 SEQ: Final = "_lockstep_seq"
+_MOVING: Final = "_lockstep_moving_"
 
 
 class KnownTable(msgspec.Struct):
@@ -105,6 +107,56 @@ class Tables:
                 convert = self._convert if self._database.is_postgres else self._replace
                 convert(cut, place, self._database.quoted(name), kind)
             known.columns[name] = kind
+
+    def alter(self, cut: Connection, altered: Altered) -> None:
+        """Rename columns, and add those that have a value in the existing rows."""
+        place, sources, version = self.place(altered.version), altered.sources, altered.version
+        known, stored = self.known.get(place), self._database.columns(cut, place)
+        if known is None or not stored:
+            return
+        values, quoted = self._of(version), self._database.quoted
+        moved = {name: was for name, was in sources.items() if name != was and was in stored}
+        # Columns that were dropped, and whose names others take.
+        taken = (moved.keys() | altered.missing.keys()) & stored.keys() - set(moved.values())
+        steps = [f"DROP COLUMN {quoted(name)}" for name in sorted(taken)]
+        # By way of other names, because two columns may exchange theirs.
+        ways = {name: f"{_MOVING}{n}" for n, name in enumerate(moved)}
+        steps += [f"RENAME COLUMN {quoted(moved[name])} TO {quoted(ways[name])}" for name in moved]
+        steps += [f"RENAME COLUMN {quoted(ways[name])} TO {quoted(name)}" for name in moved]
+        steps += [f"ADD COLUMN {quoted(name)} {values[name].type}" for name in altered.missing]
+        for step in steps:
+            self._alter_in_cut(cut, place, step)
+        kinds = {name: kind for name, kind in known.columns.items() if name not in taken}
+        renamed = {moved[name]: kinds.pop(moved[name], stored[moved[name]]) for name in moved}
+        known.columns = {
+            **kinds,
+            **{name: renamed[was] for name, was in moved.items()},
+            **{name: values[name].type for name in altered.missing},
+        }
+        given = {name: json for name, json in altered.missing.items() if json != b"null"}
+        if given:
+            marks = [f"{quoted(name)} = {self._bound(values[name].type)}" for name in given]
+            row = {name: msgspec.Raw(json) for name, json in given.items()}
+            decoded = DECODE(msgspec.json.encode(row))
+            cut.exec_driver_sql(
+                f"UPDATE {place} SET {', '.join(marks)}",  # noqa: S608 - quoted names
+                tuple(values[name].stored(decoded.get(name)) for name in given),
+            )
+
+    def _alter_in_cut(self, cut: Connection, place: str, step: str) -> None:
+        """Change a table's columns after rows of the cut were written.
+
+        Postgres refuses that while it still has to check deferred constraints of the table.
+        """
+        try:
+            with cut.begin_nested():
+                self._alter(cut, place, step)
+        except DBAPIError as error:
+            if not is_in_use(error):
+                raise
+            cut.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+            self._alter(cut, place, step)
+            cut.exec_driver_sql("SET CONSTRAINTS ALL DEFERRED")
 
     def _create(
         self, cut: Connection, version: Version, key: tuple[str, ...], wanted: dict[str, str]

@@ -12,6 +12,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from hypothesis import strategies as st
+from orjson import dumps
 
 from cdc.decode.messages import (
     UNCHANGED,
@@ -31,9 +32,11 @@ from cdc.decode.messages import (
     Value,
 )
 from cdc.events import LSN
+from cdc.log.names import data_topic
+from cdc.log.records import ALTERED
 from tests.property import reference
 from tests.property.reference import Described, EventPlace, Expected, RowMessage
-from tests.property.stream import EPOCH, PARTITIONS, TIME_US, begin, commit, frame
+from tests.property.stream import EPOCH, PARTITIONS, PREFIX, TIME_US, begin, commit, frame
 
 
 def _column(name: str, type_id: int, *, key: bool = False) -> RelationColumn:
@@ -192,6 +195,13 @@ def expected(history: History) -> list[Expected]:
                 known = relations.get(relation.relation_id)
                 if known is None or known.relation != relation:
                     schema_id += 1
+                    if known is not None:
+                        seq += 1
+                        place = EventPlace(
+                            transaction.final_lsn, LSN(transaction.final_lsn), transaction.time_us,
+                            transaction.xid, ordinal, seq, origin,
+                        )  # fmt: skip
+                        records.append(_alteration(known, relation, schema_id, place))
                     key = KEYS[relation.relation_id]
                     described = Described(relation, key, schema_id, PARTITIONS, epoch=EPOCH)
                     relations[relation.relation_id] = described
@@ -210,6 +220,26 @@ def expected(history: History) -> list[Expected]:
                 seq += sum(record.value is not None for record in made)
                 records += made
     return records
+
+
+def _alteration(before: Described, after: Relation, schema_id: int, place: EventPlace) -> Expected:
+    """Return the message that a column was added or dropped: which number it has is not known."""
+    names = [column.name for column in before.relation.columns]
+    schema, table = after.namespace, after.name
+    content = {
+        "schema_id": schema_id,
+        "previous": before.schema_id,
+        "schema": schema,
+        "table": table,
+        "topic": data_topic(PREFIX, schema, table),
+        "columns": [
+            {"name": each.name, "was": each.name} if each.name in names else {"name": each.name}
+            for each in after.columns
+        ],
+    }
+    if len(after.columns) > len(names):
+        content["stale"] = f"the value of column {_EXTRA.name} in older rows is not known"
+    return reference.message(before, place, ALTERED, dumps(content))
 
 
 def _by_table(message: Message) -> list[RowMessage]:

@@ -134,6 +134,19 @@ def events(message: RowMessage, table: Described, place: EventPlace) -> list[Exp
             return [Expected(None, value)]
 
 
+def message(table: Described, place: EventPlace, prefix: str, content: bytes) -> Expected:
+    """Return a logical message of the database of `table`."""
+    value = _event(table, place, place.seq, "m", None, None, [])
+    source = {**value["source"], "schema": "", "table": ""}
+    del source["schema_id"], value["before"], value["after"]
+    carried = {
+        "prefix": prefix,
+        "transactional": True,
+        "content": base64.b64encode(content).decode(),
+    }
+    return Expected({"prefix": prefix}, {**value, "source": source, "message": carried})
+
+
 def _update(
     table: Described, place: EventPlace, old: KeyTuple | OldTuple, new: TupleData
 ) -> list[Expected]:

@@ -6,6 +6,8 @@ from functools import lru_cache
 from struct import pack
 from typing import NamedTuple
 
+import msgspec
+
 from cdc.config.value_options import Values
 from cdc.decode.frames import PADDING
 from cdc.decode.messages import Begin, Commit, Message, Relation
@@ -17,7 +19,7 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
-from cdc.log.records import ResumePosition, SchemaRecord
+from cdc.log.records import ALTERED, ResumePosition, SchemaRecord
 from cdc.sequence.relations import RelationRequest, Relations
 from cdc.sequence.sequencer import Sequencer
 from cdc.sequence.state import Pause, Step
@@ -138,6 +140,9 @@ class Session:
         partitions = self.batch.topic(version.topic, encoder.partitions)
         table = TableRoute(encoder, partitions, self.dead)
         sequencer.describe(relation.relation_id, table)
+        alteration = self.relations.take_alteration()
+        if alteration is not None and not sequencer.replaying:
+            sequencer.note(ALTERED, msgspec.json.encode(alteration))
         return version
 
     def waiting(self) -> list[Published]:

@@ -7,6 +7,7 @@ checked by its column number, so a name that passed to another column is a leak.
 
 from __future__ import annotations
 
+from random import Random
 from typing import NamedTuple
 
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.publication import column_identity
+from cdc.publication.column_identity import possible_numbers
 from cdc.sequence.relations import RelationRequest, Relations
 from cdc.source.lookups import TableFacts
 
@@ -129,3 +131,29 @@ def test_every_column_is_among_the_places_that_are_possible(
         found = column_identity.possible_positions(columns, before, states[last].numbers(last))
         for at, column in enumerate(states[then].alive):
             assert at in found[column.attnum]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 6))
+def test_numbers_that_are_proven_are_those_that_the_table_had(
+    seed: int, between: int, later: int
+) -> None:
+    """Whatever is added and dropped before a relation message, and after it."""
+    chance, columns, highest = Random(seed), list(range(1, 5)), 4
+
+    def change(times: int) -> None:
+        nonlocal highest
+        for _ in range(times):
+            if columns and chance.random() < 0.4:
+                columns.remove(chance.choice(columns))
+            else:
+                highest += 1
+                columns.append(highest)
+
+    before, highest_before = tuple(columns), highest
+    change(between)
+    then = tuple(columns)
+    change(later)
+    found = possible_numbers(len(then), before, highest_before, columns, highest)
+    assert found in {None, then}
+    if set(before) <= set(columns) and len(columns) == highest:
+        assert found == then

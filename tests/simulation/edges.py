@@ -220,6 +220,7 @@ def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
             "topics": _Current(data_topic=_refuse, ensure=_refuse),
             "limits": lambda *_: {},
             "look_up": _look_up,
+            "current_snapshot": lambda _: "1000000000:1000000000:",
             "Encoder": lambda version, database, name, partitions, *_: _encoder(
                 version, database, name, partitions
             ),

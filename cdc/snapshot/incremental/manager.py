@@ -39,6 +39,8 @@ from cdc.source import conditions
 from cdc.source.chunks import CONDITION_HINT, AbsentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cdc.config import Config
     from cdc.daemon.verifier import Verifier
     from cdc.decode.messages import LogicalMessage, Relation
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from cdc.snapshot.incremental.topic import IncrementalLog
     from cdc.snapshot.incremental.watermarks import Watermark
     from cdc.source.chunks import Chunk
+    from cdc.source.column_changes import ColumnChange
 
 log = logging.getLogger("cdc.snapshot.incremental")
 
@@ -72,7 +75,7 @@ _SLOW_SECONDS: Final = 10.0
 class IncrementalSnapshots:
     """The incremental snapshots of one session."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it joins
         self,
         config: Config,
         fetcher: Fetcher,
@@ -80,6 +83,7 @@ class IncrementalSnapshots:
         verifier: Verifier,
         unlogged: dict[str, IncrementalRecord],
         *,
+        on_columns: Callable[[ColumnChange], None] = lambda _: None,
         clock: Clock = time,
         sizes: ChunkSizes = ChunkSizes(),  # noqa: B008 - immutable
         governor: Governor | None = None,
@@ -87,7 +91,8 @@ class IncrementalSnapshots:
         """Start with none; `adopt` takes over those in the log.
 
         `unlogged` outlives the session: the keys and conditions of snapshots that must not be in
-        the log. Tests give the other arguments.
+        the log. `on_columns` is called, where it may block, for a table whose columns have changed.
+        Tests give the other arguments.
         """
         self._config, self._sequencer = config, sequencer
         self._verifier, self._unlogged = verifier, unlogged
@@ -96,7 +101,7 @@ class IncrementalSnapshots:
         self._fetcher = fetcher
         self._messages = MessageRouter(
             config.prefix, sequencer, verifier, fetcher.signer,
-            self._on_watermark, self._on_commands,
+            self._on_watermark, self._on_commands, on_columns,
         )  # fmt: skip
         self._jobs: dict[str, Job] = {}
         self._completeness = Completeness()
@@ -361,7 +366,7 @@ class IncrementalSnapshots:
                 self._committing = chunk
                 if describe is not None:
                     self._sequencer.types.update(describe.described.types)
-                    return publishing.relation(describe.described)
+                    return describe.described.relation
             case states.Publish():
                 self._publish(chunk, effect)
             case states.Retry(why):

@@ -7,12 +7,14 @@ Anything else is counted and ignored.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cdc.encode import ddl
 from cdc.encode.logical_messages import OURS
 from cdc.sequence.state import Wanted
 from cdc.snapshot.incremental import commands, watermarks
+from cdc.source import column_changes
 from cdc.source.authority import DDL_PURPOSE, SIGNAL_PURPOSE
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from cdc.sequence.sequencer import Sequencer
     from cdc.snapshot.incremental.commands import Command
     from cdc.snapshot.incremental.watermarks import Signer, Watermark
+    from cdc.source.column_changes import ColumnChange
 
     Record = tuple[str, bytes, bytes | None]
     OnWatermark = Callable[[Watermark, int], Relation | None]
@@ -34,6 +37,7 @@ _KINDS: Final = {
     commands.COMMAND: "command",
     commands.SIGNAL: SIGNAL_PURPOSE,
     ddl.PREFIX: DDL_PURPOSE,
+    column_changes.PREFIX: "columns",
 }
 
 
@@ -48,14 +52,17 @@ class MessageRouter:
         signer: Signer,
         on_watermark: OnWatermark,
         on_commands: Callable[[list[Command], int], None],
+        on_columns: Callable[[ColumnChange], None],
     ) -> None:
         """`prefix` is that of the log's topics.
 
-        `on_commands` gets the commands of a message, and how many snapshots may then be active.
+        `on_commands` gets the commands of a message, and how many snapshots may then be active;
+        `on_columns` a table whose columns have changed, where it may block.
         """
         self._prefix, self._sequencer = prefix, sequencer
         self._verifier, self._signer = verifier, signer
         self._on_watermark, self._on_commands = on_watermark, on_commands
+        self._on_columns = on_columns
         self._records: list[Record] = []
 
     @property
@@ -79,6 +86,9 @@ class MessageRouter:
                     self._command(commands.COMMAND, body, message)
             case commands.SIGNAL:
                 return self._by_trigger(SIGNAL_PURPOSE, message)
+            case column_changes.PREFIX:
+                if (change := self._verifier.column_change(message)) is not None:
+                    return Wanted(partial(self._on_columns, change))
             case ddl.PREFIX:
                 return self._by_trigger(DDL_PURPOSE, message)
             case prefix if prefix != OURS or message.content:

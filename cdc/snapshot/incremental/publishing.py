@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from cdc.decode import messages
 from cdc.decode.binary_copy import row_values
 from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.encode.unreadable import unreadable
@@ -17,23 +16,6 @@ if TYPE_CHECKING:
     from cdc.snapshot.incremental.chunk_state import Publish
     from cdc.snapshot.incremental.records import Key
     from cdc.source.chunks import Chunk
-    from cdc.source.described import DescribedTable
-
-
-def relation(table: DescribedTable) -> messages.Relation:
-    """Return the message with which the stream would describe the table."""
-    return messages.Relation(
-        table.oid,
-        "" if table.schema == "pg_catalog" else table.schema,
-        table.name,
-        messages.ReplicaIdentity(table.replica_identity),
-        tuple(
-            messages.RelationColumn(
-                each.key, each.name, each.type_id, each.type_modifier, each.attnum
-            )
-            for each in table.columns
-        ),
-    )
 
 
 def last_key(chunk: Chunk) -> Key | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import ConfigError, RewrittenError
 from cdc.sequence.relations import RelationRequest
-from cdc.snapshot.incremental.publishing import relation
 from cdc.snapshot.initial.records import UNKNOWN_CAPACITY, PlannedTable, StalePartition
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def version(
     """Return the version that the daemon will find at the first change, and whether it is new."""
     selection = config.selection.of((table.schema, table.name), *table.published.ancestors)
     request = RelationRequest(
-        relation(table), table.facts, table.types, lsn, table.published, selection, config.values
+        table.relation, table.facts, table.types, lsn, table.published, selection, config.values
     )
     return relations.version(request, replaying=False)
 

@@ -1,0 +1,181 @@
+"""How a table version changes the rows that are older than it, which get no event. Pure.
+
+Postgres changes what a table shows without a row in the stream: a column that is added with a
+constant default shows it in every row (`attmissingval`), a renamed column keeps its number and its
+values, and a name that is dropped and added again is another column. `compare` derives from two
+versions of a table what each column's older values are; `altered` does it to one row. Columns are
+the same if their numbers are; if those are not proven, if their names are.
+
+Where the versions can't show it, the values are stale: the table was rewritten, a type was changed
+to one that writes values in another way, or it is not proven which column is which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from cdc.config.value_options import Values
+from cdc.encode.values import NUMBER, QUOTED, TEXT, form
+from cdc.log.records import Alteration, AlteredColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from cdc.log.records import SchemaColumn, SchemaRecord
+
+V = TypeVar("V")
+
+# By their oids, which are the same in every Postgres.
+_INTEGERS: Final = (21, 23, 20)  # smallint, integer, bigint: each holds those before it
+_TEXTS: Final = frozenset({25, 1043})  # text, varchar
+_NUMERIC: Final = 1700
+_VARCHAR: Final = 1043
+_EXACT: Final = frozenset({*_INTEGERS, 2950})  # with one text a value: these, and uuid
+# Of these types a modifier only limits how many digits or characters are kept.
+_LIMITED: Final = frozenset({_VARCHAR, 1083, 1114, 1184, 1266, 1562})
+_HEADER: Final = 4  # what a modifier of numeric and varchar adds to the number that it holds
+# Longer ones stay out of the log: a message must fit into its topic.
+MOST_MISSING: Final = 100_000
+
+
+def compare(
+    before: SchemaRecord, after: SchemaRecord, unknown: Collection[int] = ()
+) -> Alteration | None:
+    """Return what the version `after` does to older rows; None if it changes no column.
+
+    `unknown` are the numbers of those columns whose missing value could not be read.
+    """
+    sources = _sources(before, after)
+    described = [(c.name, c.type_id, c.type_modifier) for c in before.columns]
+    same = [s.name if s else None for s in sources] == [c.name for c in before.columns]
+    if same and described == [(c.name, c.type_id, c.type_modifier) for c in after.columns]:
+        return None
+    columns, doubts = [], list[str]()
+    options = before.values or Values(), after.values or Values()
+    rewritten = bool(before.storage and after.storage) and before.storage != after.storage
+    for column, source in zip(after.columns, sources, strict=True):
+        if source is None:
+            doubts.append(_unknown_value(before, after, column, unknown))
+            columns.append(AlteredColumn(column.name, missing=column.missing))
+            continue
+        how = None
+        if _keeps_text(source, column, rewritten=rewritten):
+            how = _conversion(form(source, options[0]), form(column, options[1]))
+        if how is None:
+            doubts.append(f"column {column.name} was {source.type} and is {column.type}")
+        columns.append(AlteredColumn(column.name, was=source.name, as_text=how == "text"))
+    if _is_doubtful(before, after, sources):
+        doubts.append("columns were dropped and added, and which is which is not proven")
+    return Alteration(
+        schema_id=after.schema_id,
+        previous=before.schema_id,
+        schema=after.schema,
+        table=after.table,
+        topic=after.topic,
+        columns=tuple(columns),
+        stale="; ".join(dict.fromkeys(filter(None, doubts))),
+    )
+
+
+def altered(
+    alteration: Alteration,
+    row: Mapping[str, V],
+    null: V,
+    value: Callable[[str], V],
+    as_text: Callable[[V], V],
+) -> dict[str, V]:
+    """Return an older row as the version's; a value that the row lacks is still unknown.
+
+    `value` gives the value that a JSON text stands for, `as_text` the text of a number.
+    """
+    new: dict[str, V] = {}
+    for column in alteration.columns:
+        if column.was is None:
+            new[column.name] = null if column.missing is None else value(column.missing)
+        elif column.was in row:
+            old = row[column.was]
+            new[column.name] = as_text(old) if column.as_text else old
+    return new
+
+
+def _sources(before: SchemaRecord, after: SchemaRecord) -> list[SchemaColumn | None]:
+    """Return for each column the one that it was before; None: it is new."""
+    by_name = {column.name: column for column in before.columns}
+    by_number = {c.attnum: c for c in before.columns if c.attnum is not None}
+    if len(by_number) == len(before.columns) and _is_numbered(after):
+        return [by_number.get(column.attnum or 0) for column in after.columns]
+    return [by_name.get(column.name) for column in after.columns]
+
+
+def _is_numbered(version: SchemaRecord) -> bool:
+    return all(column.attnum is not None for column in version.columns)
+
+
+def _is_doubtful(
+    before: SchemaRecord, after: SchemaRecord, sources: list[SchemaColumn | None]
+) -> bool:
+    """Whether columns are matched by names alone, and one may have been renamed."""
+    if _is_numbered(before) and _is_numbered(after):
+        return False
+    names = {source.name for source in sources if source}
+    return None in sources and any(column.name not in names for column in before.columns)
+
+
+def _unknown_value(
+    before: SchemaRecord, after: SchemaRecord, column: SchemaColumn, unknown: Collection[int]
+) -> str:
+    """Return why it is not known what older rows have in a new column; empty: it is known."""
+    name = column.name
+    if column.missing is not None:
+        return ""
+    if column.attnum is None or column.attnum in unknown:
+        return f"the value of column {name} in older rows is not known"
+    if column.attnum <= before.attributes:
+        return f"column {name} has values that were not published before"
+    if before.storage and before.storage != after.storage:
+        return f"the table was rewritten when column {name} was added"
+    return ""
+
+
+class _Numeric(NamedTuple):
+    precision: int
+    scale: int
+
+
+def _conversion(old: str, new: str) -> str | None:
+    """Return how JSON of one form becomes the other's: as it is, or as `text`; None: neither."""
+    if old == new or {old, new} <= {QUOTED, TEXT}:
+        return ""
+    return "text" if (old, new) == (NUMBER, TEXT) else None
+
+
+def _keeps_text(old: SchemaColumn, new: SchemaColumn, *, rewritten: bool) -> bool:
+    """Return whether every value of one type has the same text in the other.
+
+    What Postgres changes without a rewrite keeps it: if the table was rewritten, a USING may have
+    made other values. Integers are always rewritten, and are taken to keep theirs.
+    """
+    kinds = old.type_id, new.type_id
+    if kinds[0] == kinds[1]:
+        return old.type_modifier == new.type_modifier or (_is_wider(old, new) and not rewritten)
+    if set(kinds) <= _TEXTS:
+        return _is_wider(old, new) and not rewritten
+    if set(kinds) <= set(_INTEGERS):
+        return _INTEGERS.index(kinds[0]) < _INTEGERS.index(kinds[1])
+    return kinds[1] in _TEXTS and new.type_modifier == -1 and kinds[0] in _EXACT
+
+
+def _is_wider(old: SchemaColumn, new: SchemaColumn) -> bool:
+    """Return whether the new type's limit leaves every value of the old one as it is."""
+    if new.type_modifier == -1:
+        return new.type_id in _LIMITED | _TEXTS | {_NUMERIC}
+    if old.type_modifier == -1:
+        return False
+    if old.type_id == _NUMERIC:
+        was, now = _numeric(old.type_modifier), _numeric(new.type_modifier)
+        return was.scale == now.scale and was.precision <= now.precision
+    return new.type_id in _LIMITED and old.type_modifier <= new.type_modifier
+
+
+def _numeric(modifier: int) -> _Numeric:
+    return _Numeric((modifier - _HEADER) >> 16, (modifier - _HEADER) & 0xFFFF)

@@ -1,0 +1,75 @@
+"""Which tables a cut alters: what the daemon has written where a version changes older rows.
+
+docs/EVENTS.md, "Altered tables". Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cdc.log.records import ALTERED, alteration_of
+from lockstep.jobs.cuts.reduce import parsed
+from lockstep.sinks.contract import Altered, AlteredColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from lockstep.jobs.cuts.reduce import Bounds, Events
+    from lockstep.sinks.contract import Version
+
+_KEY = msgspec.json.encode({"prefix": ALTERED})
+
+
+class _Source(msgspec.Struct):
+    seq: int
+
+
+class _Message(msgspec.Struct):
+    content: bytes
+
+
+class _Event(msgspec.Struct):
+    source: _Source
+    message: _Message
+
+
+def alterations(
+    messages: Events,
+    follows: Callable[[str], bool],
+    versions: Callable[[str, Collection[int]], Sequence[Version]],
+) -> dict[str, list[Altered]]:
+    """Return what the messages of a cut alter, in seq order, by the topics that are followed."""
+    found: dict[str, list[Altered]] = {}
+    for key, value in zip(*messages, strict=True):
+        if key != _KEY:
+            continue
+        event = msgspec.json.decode(value, type=_Event)
+        alteration = alteration_of(event.message.content)
+        topic = alteration.topic
+        if follows(topic):
+            ids = alteration.previous, alteration.schema_id
+            by_id = {each.schema_id: each for each in versions(topic, ids)}
+            columns = tuple(
+                AlteredColumn(c.name, c.was, (c.missing or "null").encode(), c.as_text)
+                for c in alteration.columns
+            )
+            before, after = (by_id[each] for each in ids)
+            found.setdefault(topic, []).append(Altered(event.source.seq, before, after, columns))
+    return found
+
+
+def parts(partitions: Sequence[Events], bounds: Bounds) -> Iterator[list[Events]]:
+    """Yield the events of a part of a cut, if there are any."""
+    found: list[Events] = []
+    for keys, values in partitions:
+        mine = [
+            (key, value)
+            for key, value in zip(keys, values, strict=True)
+            if bounds.above < parsed(value).source.seq <= bounds.upto
+        ]
+        if mine:
+            found.append(([key for key, _ in mine], [value for _, value in mine]))
+    if found:
+        yield found
