@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -34,8 +33,11 @@ class Starting(SparkStart):
     """A Spark that starts when the test says so."""
 
     def __init__(self) -> None:
-        self.session: Future[SparkSession] = Future()
-        self.wanted = self._wanted = threading.Event()
+        super().__init__(lambda: pytest.fail("the test starts it"), set())
+        self.wanted = self._wanted
+
+    def _begin(self) -> None:
+        """Leave it to the test."""
 
     def want(self, follower: str) -> None:
         assert follower == "cache"
