@@ -21,6 +21,7 @@ from benchmarks import (
     costs_page,
     follow_delta,
     follow_delta_large,
+    follow_growth,
     follow_many,
     follow_redis,
     follow_restart,
@@ -72,9 +73,12 @@ BENCHMARKS = {
     follow_redis.NAME: Benchmark(follow_redis.run, 5, 5),
     follow_search.NAME: Benchmark(follow_search.run, 5, 5),
     follow_delta.NAME: Benchmark(follow_delta.run, 9, 5),
-    follow_delta_large.NAME: Benchmark(follow_delta_large.run, 5, 5),
-    follow_many.NAME: Benchmark(follow_many.run, 3, 3),
+    follow_delta_large.NAME: Benchmark(follow_delta_large.run, 40, 40),
+    follow_many.NAME: Benchmark(follow_many.run, 8, 8),
     follow_restart.NAME: Benchmark(follow_restart.run, 8, 8),
+    follow_growth.HISTORY.name: Benchmark(follow_growth.run_history, 8, 8),
+    follow_growth.KEYLESS.name: Benchmark(follow_growth.run_keyless, 8, 8),
+    follow_growth.DOCUMENTS.name: Benchmark(follow_growth.run_documents, 15, 15),
     redis_truncate.NAME: Benchmark(redis_truncate.run, 8, 8),
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
@@ -93,6 +97,7 @@ _PINNED = Options()
     "--warm-up-seconds", default=_PINNED.warm_up_seconds, show_default=True, help="Before that."
 )
 @click.option("--megabytes", default=_PINNED.megabytes, show_default=True, help="Of memory-bigtx.")
+@click.option("--tables", default=_PINNED.tables, show_default=True, help="Of follow-many.")
 @click.option("--stages", is_flag=True, help="Of latency: split it into stages; another result.")
 @click.option("--no-peer", is_flag=True, help="Leave the peer out, as PEER=0 does.")
 @click.option("--keep", is_flag=True, help="Leave the servers' folder and all logs.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from benchmarks.subject import Place
+    from benchmarks.subject import RunContext
 
 PARTITIONS = 4
 _SETUP_SECONDS = 600.0  # thousands of tables take minutes
@@ -27,18 +27,18 @@ CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
 TRACED = (sys.executable, "-m", "benchmarks.traced_daemon")
 
 
-def trace_path(place: Place, run: str) -> Path:
+def trace_path(place: RunContext, run: str) -> Path:
     """Return where a traced daemon writes its trace when it ends."""
     return place.folder / run / "trace.json"
 
 
-def config_path(place: Place, run: str) -> Path:
+def config_path(place: RunContext, run: str) -> Path:
     """Return where a run's configuration is once it is prepared."""
     return place.folder / run / "lockstep.yaml"
 
 
 def write_config(
-    place: Place,
+    place: RunContext,
     run: str,
     tables: tuple[str, ...],
     source: Mapping[str, str] | None = None,
@@ -93,7 +93,7 @@ class Daemon:
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
 
-    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
+    def prepare(self, place: RunContext, run: str, tables: tuple[str, ...]) -> None:
         """Create the topics and take the slot at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
@@ -122,7 +122,7 @@ class Daemon:
                 hint=f"it printed: {done.stdout.strip()} {done.stderr.strip()}",
             )
 
-    def start(self, place: Place, run: str) -> Program:
+    def start(self, place: RunContext, run: str) -> Program:
         folder = place.folder / run
         program = [*TRACED, str(trace_path(place, run))] if self.traced else CDC
         return Program(

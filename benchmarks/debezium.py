@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from benchmarks.subject import Place
+    from benchmarks.subject import RunContext
 
 # bin/connect-standalone.sh and bin/kafka-run-class.sh of Kafka 4.3.
 HEAP = ("-Xms256M", "-Xmx2G")
@@ -79,12 +79,12 @@ class Debezium:
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
 
-    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
+    def prepare(self, place: RunContext, run: str, tables: tuple[str, ...]) -> None:
         topics = Topics(place.bootstrap)
         for table in tables:
             topics.create(self.topic(run, table), partitions=1)
 
-    def start(self, place: Place, run: str) -> Program:
+    def start(self, place: RunContext, run: str) -> Program:
         folder = place.folder / run
         folder.mkdir()
         worker = _write(folder / "worker.properties", self._worker(place, folder))
@@ -95,7 +95,7 @@ class Debezium:
         command += ["org.apache.kafka.connect.cli.ConnectStandalone", str(worker), str(connector)]
         return Program(self.name, command, folder / "log")
 
-    def _worker(self, place: Place, folder: Path) -> Mapping[str, str | int]:
+    def _worker(self, place: RunContext, folder: Path) -> Mapping[str, str | int]:
         return {
             "bootstrap.servers": place.bootstrap,
             "key.converter": _JSON,
@@ -109,7 +109,7 @@ class Debezium:
             **self.producer,
         }
 
-    def _connector(self, place: Place, run: str) -> Mapping[str, str | int]:
+    def _connector(self, place: RunContext, run: str) -> Mapping[str, str | int]:
         return {
             "name": run,
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",

@@ -7,12 +7,18 @@ shares with its parent counts for both.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from benchmarks import measure
+from benchmarks.progress import say
 
 _PROC = Path("/proc")
+_QUIET_CORES: Final = 0.25
+_QUIET_SECONDS: Final = 3.0
+_QUIET_WITHIN_SECONDS: Final = 120.0
 
 
 class Family:
@@ -30,6 +36,22 @@ class Family:
             peak = measure.peak_rss_mb(pid)
             if peak:
                 self._peaks[pid] = (_kind(pid), peak)
+
+    def cores(self, seconds: float) -> float:
+        """Return how many cores all of them use on average in the next seconds."""
+        self.look()
+        used, began = self.cpu_seconds, time.monotonic()
+        time.sleep(seconds)
+        self.look()
+        return (self.cpu_seconds - used) / (time.monotonic() - began)
+
+    def wait_until_quiet(self) -> None:
+        """Wait until they have nothing left to do, as a JVM that starts in the background has."""
+        deadline = time.monotonic() + _QUIET_WITHIN_SECONDS
+        while self.cores(_QUIET_SECONDS) > _QUIET_CORES:
+            if time.monotonic() > deadline:
+                say(f"still more than {_QUIET_CORES} cores after {_QUIET_WITHIN_SECONDS:.0f} s")
+                return
 
     @property
     def cpu_seconds(self) -> float:

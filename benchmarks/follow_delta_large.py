@@ -5,6 +5,9 @@ applies. Another process of it then runs idle, and one transaction updates all r
 rows per second from the frontier record in the log until a reader finds that frontier, `of_small`
 the same divided by the first follower's; the memory is the second process's. The floor is the same
 rows appended to a Delta table, with no log and no lookup. The run has no peer.
+
+The same transaction is then applied once more on a standalone Spark cluster of one worker with one
+core, and on one of two such workers; `of_one_worker` is the first time divided by the second.
 """
 
 from __future__ import annotations
@@ -16,23 +19,26 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from benchmarks import backlog, measure, result, rows, servers, slots
-from benchmarks.daemon import Daemon
+from benchmarks.daemon import Daemon, config_path
 from benchmarks.failure import BenchmarkError
 from benchmarks.family import Family
 from benchmarks.follow_delta import DeltaStore, Updates, fill_table, floor_of, mirror_of
 from benchmarks.follow_run import FIRST_ID, CatchUp, FollowRun
 from benchmarks.latency import POSTGRES
+from benchmarks.programs import Program
 from benchmarks.progress import Every, say
+from cdc.runtime import spark as files
+from cdc.runtime.progress import Progress
+from tests.fixtures.spark_cluster import HOME, Cluster, standalone
 
 if TYPE_CHECKING:
     from benchmarks.options import Options
-    from benchmarks.programs import Program
 
 NAME: Final = "follow-delta-large"
 _RUN: Final = "mirrored"
-_ROWS: Final = 1_000_000
+_ROWS: Final = 10_000_000
 _SMALL_EVENTS: Final = 300_000  # as by default
-_SECONDS: Final = 1_800.0
+_SECONDS: Final = 3_600.0
 _LOOK_SECONDS: Final = 0.1
 _UPDATE: Final = (
     b"UPDATE bench SET k = k + 1, payload = reverse(payload), created_at = clock_timestamp()"
@@ -53,8 +59,8 @@ class LargeCut:
 class LargeRun(FollowRun):
     """A backlog of small transactions, then one large transaction."""
 
-    def both(self, count: int) -> tuple[CatchUp, LargeCut]:
-        """Return the figures of `count` updates each."""
+    def every(self, count: int) -> tuple[CatchUp, LargeCut, list[LargeCut]]:
+        """Return the figures of `count` updates each: small, large, and by one and two workers."""
         subject, place = Daemon(), self._up.place
         subject.prepare(place, self._run, (rows.TABLE,))
         self._configure()
@@ -66,22 +72,51 @@ class LargeRun(FollowRun):
                 small = self._catch_up(daemon, follower, Family(follower.pid), count)
             say(f"in small transactions: {small.rows_per_second:,.0f} rows/s")
             with self._follower() as follower:
-                large = self._large(daemon, follower, count)
+                large = self._large(daemon, follower, count, count)
+            on_cluster = []
+            for workers in (1, 2):
+                folder = self._up.place.folder / f"spark-{workers}"
+                folder.mkdir()
+                with (
+                    standalone(folder, *[1] * workers) as cluster,
+                    self._submitted(cluster) as follower,
+                ):
+                    before = (1 + workers) * count + workers
+                    on_cluster.append(self._large(daemon, follower, count, before))
+                say(f"{workers} of one core: {on_cluster[-1].seconds:,.1f} s")
             self._store.check(count)
-        return small, large
+        return small, large, on_cluster
 
-    def _large(self, daemon: Program, follower: Program, count: int) -> LargeCut:
+    def _submitted(self, cluster: Cluster) -> Program:
+        """Return the follower as a cluster's user submits it."""
+        packed = cluster.folder / "lockstep.zip"
+        files.pack(packed)
+        command = [str(HOME / "bin" / "spark-submit"), "--master", cluster.master]
+        command += files.conf_options(quiet=True)
+        command += ["--jars", ",".join(map(str, files.jars(Progress())))]
+        command += ["--py-files", str(packed), str(files.job("follow"))]
+        command += ["--config", str(config_path(self._up.place, self._run))]
+        return Program(
+            "the follower on a cluster",
+            command,
+            cluster.folder / "follow.log",
+            environment={**cluster.env, "TMPDIR": str(cluster.folder)},
+        )
+
+    def _large(self, daemon: Program, follower: Program, count: int, before: int) -> LargeCut:
+        """Return the figures of a large transaction; `before` it there were that many updates."""
         family = Family(follower.pid)
         # Once this row is there, the follower is started and idle.
         self._connection.execute(_UPDATE + b" WHERE id = %d" % FIRST_ID)
-        self._until_seen_by_readers(follower, family, count + 1)
+        self._until_seen_by_readers(follower, family, before + 1)
+        family.wait_until_quiet()
         busy = self._cpu(daemon, family)
         foreign = measure.Foreign(
             lambda: sum(self._cpu(daemon, family).values()) + time.process_time()
         )
         say(f"one transaction of {count:,} updates")
         self._connection.execute(_UPDATE)
-        seconds = self._until_seen_by_readers(follower, family, 2 * count + 1)
+        seconds = self._until_seen_by_readers(follower, family, before + count + 1)
         used = self._cpu(daemon, family)
         return LargeCut(
             rows=count,
@@ -140,7 +175,7 @@ def run(options: Options) -> dict[str, Any]:
         with slots.created(connection, _RUN):
             updates = Updates(count)
             run_ = LargeRun(_RUN, store, up, connection, options, fill=updates)
-            small, large = run_.both(count)
+            small, large, (one, two) = run_.every(count)
         value, peaks = large.rows / large.seconds, large.peak_rss_mb
         return result.build(
             name=NAME,
@@ -158,6 +193,9 @@ def run(options: Options) -> dict[str, Any]:
                 "jvm_rss_mb": peaks.get("java", 0.0),
                 "worker_rss_mb": peaks.get("worker", 0.0),
                 "of_small": round(value / small.rows_per_second, 2),
+                "of_one_worker": round(one.seconds / two.seconds, 2),
+                "one_worker_s": round(one.seconds, 1),
+                "two_workers_s": round(two.seconds, 1),
                 "small_rows_per_second": round(small.rows_per_second),
                 "small_rss_mb": small.peak_rss_mb,
                 "seconds": round(large.seconds, 2),

@@ -1,12 +1,15 @@
-"""follow-many: a hundred small tables with few but steady changes, each into its mirror.
+"""follow-many: a thousand small tables with few but steady changes, each into its mirror.
 
-One transaction per second in each table. A change is readable once a frontier of the lake is seen
-whose commit time is not before the change's: all mirrors are then at that frontier. The figure is
-the slowest table's worst change, in seconds; the limit is twenty.
+A hundred single-row transactions a second, one table after another. A change is readable once a
+frontier of the lake is seen whose commit time is not before the change's: all mirrors are then at
+that frontier. The figure is the slowest table's worst change, in seconds; the limit is twenty.
+Before that, the follower's CPU time is measured while nothing changes (`idle_cores`), and for
+transactions that change a row of every table (`cpu_s_per_cut`).
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from bisect import bisect_left
@@ -35,16 +38,18 @@ if TYPE_CHECKING:
 
 NAME: Final = "follow-many"
 LIMIT_SECONDS: Final = 20.0
-_TABLES: Final = 100
-_ROWS: Final = 1_000
+_RATE: Final = 100
+_ROWS: Final = 100
+_CUTS: Final = 3
+_AFTERWARDS_SECONDS: Final = 1.0
 _RUN: Final = "many"
 _LOOK_SECONDS: Final = 0.05
-_WAIT_SECONDS: Final = 300.0
+_WAIT_SECONDS: Final = 900.0
 
 
 def run(options: Options) -> dict[str, Any]:
     """Run the workload and return its result."""
-    names = tuple(f"t{number:03}" for number in range(_TABLES))
+    names = tuple(f"t{number:04}" for number in range(options.tables))
     with (
         servers.running(NAME, POSTGRES, keep=options.keep) as up,
         up.connect() as connection,
@@ -75,11 +80,40 @@ class _Many(FollowRun):
                 )
             with self._follower() as follower:
                 began = time.monotonic()
-                self._until(follower, _TABLES * _ROWS)
+                seq = len(names) * _ROWS
+                self._until(follower, seq)
                 start_up = time.monotonic() - began
-                say(f"{_TABLES} mirrors of {_ROWS:,} rows after {start_up:.0f} s")
+                say(f"{len(names)} mirrors of {_ROWS:,} rows after {start_up:.0f} s")
                 family = Family(follower.pid)
-                return self._watched(names, follower, daemon, family, start_up, lake)
+                details = {"start_up_s": round(start_up, 1)}
+                details |= self._of_all_tables(names, follower, family, seq)
+                return self._watched(names, follower, daemon, family, details, lake)
+
+    def _of_all_tables(
+        self, names: tuple[str, ...], follower: Program, family: Family, seq: int
+    ) -> dict[str, Any]:
+        """Return the cores used while nothing happens, and the CPU time of a cut of all tables."""
+        family.wait_until_quiet()
+        idle = family.cores(self._options.seconds)
+        say(f"{idle:.3f} cores while nothing changes")
+        cuts = []
+        for _ in range(_CUTS):
+            family.look()
+            used, began = family.cpu_seconds, time.monotonic()
+            with self._connection.transaction():
+                for name in names:
+                    self._connection.execute(f"UPDATE {name} SET k = k - 1 WHERE id = 1".encode())
+            seq += len(names)
+            self._until(follower, seq)
+            time.sleep(_AFTERWARDS_SECONDS)
+            family.look()
+            cuts.append(family.cpu_seconds - used - idle * (time.monotonic() - began))
+        say(f"CPU seconds of cuts of {len(names)} tables: {', '.join(f'{e:.2f}' for e in cuts)}")
+        return {
+            "idle_cores": round(idle, 3),
+            "cpu_s_per_cut": round(statistics.median(cuts), 2),
+            "cuts": [round(each, 2) for each in cuts],
+        }
 
     def _until(self, follower: Program, seq: int) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
@@ -95,7 +129,7 @@ class _Many(FollowRun):
         follower: Program,
         daemon: Program,
         family: Family,
-        start_up: float,
+        details: dict[str, Any],
         lake: Path,
     ) -> dict[str, Any]:
         with _LakePoller(lake) as watching:
@@ -121,11 +155,11 @@ class _Many(FollowRun):
             peak_rss_mb=max(family.peaks_mb.values()),
             versions=self._up.versions,
             details={
-                "tables": _TABLES,
+                "tables": len(names),
                 "changes": len(changes),
                 "latency": asdict(percentiles([each for one in waited.values() for each in one])),
                 "frontiers": len(watching.frontiers),
-                "start_up_s": round(start_up, 1),
+                **details,
                 "cores": cores,
                 "servers": self._up.settings,
             },
@@ -183,14 +217,12 @@ def _check(names: tuple[str, ...], lake: Path) -> None:
 def _load(
     connection: psycopg.Connection, names: tuple[str, ...], seconds: float
 ) -> list[tuple[int, str]]:
-    """Change each table once a second; return each change's time in microseconds and its table."""
+    """Change the tables in turn; return each change's time in microseconds and its table."""
     found, began = [], time.monotonic()
-    for second in range(max(int(seconds), 1)):
-        for place, name in enumerate(names):
-            due = began + second + place / len(names)
-            time.sleep(max(due - time.monotonic(), 0))
-            connection.execute(
-                f"UPDATE {name} SET k = k + 1 WHERE id = {1 + second % _ROWS}".encode()
-            )
-            found.append((time.time_ns() // 1_000, name))
+    for number in range(max(int(seconds * _RATE), len(names))):
+        lap, place = divmod(number, len(names))
+        time.sleep(max(began + number / _RATE - time.monotonic(), 0))
+        name = names[place]
+        connection.execute(f"UPDATE {name} SET k = k + 1 WHERE id = {1 + lap % _ROWS}".encode())
+        found.append((time.time_ns() // 1_000, name))
     return found

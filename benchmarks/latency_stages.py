@@ -49,7 +49,7 @@ class Staged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class ThreadSample:
     """Milliseconds that the threads of each process ran and waited in a tenth of a second."""
 
     from_us: int
@@ -106,7 +106,7 @@ def table(changes: Sequence[Staged]) -> dict[str, dict[str, Any]]:
 
 
 def causes(
-    changes: Sequence[Staged], trace: dict[str, Any], windows: Sequence[Window]
+    changes: Sequence[Staged], trace: dict[str, Any], windows: Sequence[ThreadSample]
 ) -> dict[str, dict[str, float]]:
     """Return what happened during the slow changes and during all; a cause shows as a difference.
 
@@ -152,7 +152,7 @@ def _overlap(spans: list[tuple[int, int]]) -> Callable[[Staged], float]:
     return of
 
 
-def _waits(windows: Sequence[Window], name: str) -> Callable[[Staged], float]:
+def _waits(windows: Sequence[ThreadSample], name: str) -> Callable[[Staged], float]:
     """Return a function: the share of the waits in the windows that a change's latency overlaps."""
     ends = [window.to_us for window in windows]
 
@@ -182,10 +182,10 @@ def requests(trace: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def windows(lines: Sequence[dict[str, Any]]) -> list[Window]:
+def windows(lines: Sequence[dict[str, Any]]) -> list[ThreadSample]:
     """Return the windows between the lines that `benchmarks.scheduling` wrote."""
     return [
-        Window(
+        ThreadSample(
             before["at_us"],
             after["at_us"],
             *(

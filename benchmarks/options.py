@@ -18,4 +18,5 @@ class Options:
     seconds: float = 60.0
     megabytes: int = 2000
     keep: bool = False
+    tables: int = 1_000  # follow-many
     stages: bool = False  # latency: also measure its stages

@@ -15,7 +15,7 @@ from cdc.decode.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, content_end, head
 from cdc.encode.encoder import Encoder
 from cdc.encode.logical_messages import MessageEncoder
 from cdc.encode.oversize import PLACEHOLDER, DeadLetters
-from cdc.encode.routes import LogicalMessages, Table
+from cdc.encode.routes import LogicalMessages, TableRoute
 from cdc.events import LSN
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
@@ -117,7 +117,7 @@ class Recording:
             if step is Pause.OTHER:
                 at += 1 + int.from_bytes(chunk[at + 1 : at + HEADER_SIZE], "big")
             elif isinstance(step, messages.Relation):
-                table = Table(_encoder(step), batch.topic(topic, PARTITIONS), _dead(batch))
+                table = TableRoute(_encoder(step), batch.topic(topic, PARTITIONS), _dead(batch))
                 sequencer.describe(step.relation_id, table)
 
 

@@ -20,7 +20,7 @@ import psycopg
 from confluent_kafka import Producer
 
 from benchmarks.progress import say
-from benchmarks.subject import Place
+from benchmarks.subject import RunContext
 from benchmarks.topics import Topics
 from cdc.playground.servers.jvm import class_path
 from cdc.playground.servers.kafka import Kafka
@@ -94,7 +94,7 @@ class StockBroker(Kafka):
 class Servers:
     """Running servers."""
 
-    place: Place
+    place: RunContext
     postgres_pid: int
     kafka_pid: int
     versions: dict[str, str]
@@ -158,7 +158,7 @@ def _start(
     assert shown is not None
     _warm_up(broker.url())
     return Servers(
-        place=Place(folder=folder, postgres_port=port, bootstrap=broker.url()),
+        place=RunContext(folder=folder, postgres_port=port, bootstrap=broker.url()),
         postgres_pid=stack["postgres"].pid,
         kafka_pid=broker.pid,
         versions={"postgres": str(shown[0]), "kafka": broker.state.version},

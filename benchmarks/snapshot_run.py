@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from benchmarks.servers import Servers
-    from benchmarks.subject import Place, Subject
+    from benchmarks.subject import RunContext, Subject
 
 _LOOK_SECONDS: Final = 0.05
 _TIMEOUT_SECONDS: Final = 900.0
@@ -84,7 +84,7 @@ class Ours:
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
 
-    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
+    def prepare(self, place: RunContext, run: str, tables: tuple[str, ...]) -> None:
         (place.folder / run).mkdir()
         snapshot = {"mode": "initial", "runner": self.runner, **self.snapshot}
         path = write_config(place, run, tables, snapshot=snapshot)
@@ -98,7 +98,7 @@ class Ours:
                 hint=f"it printed: {done.stdout.strip()} {done.stderr.strip()}",
             )
 
-    def start(self, place: Place, run: str) -> Program:
+    def start(self, place: RunContext, run: str) -> Program:
         folder = place.folder / run
         return Program(
             self.name,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunContext:
     """Where a subject reads, writes and keeps its files."""
 
     folder: Path
@@ -40,10 +40,10 @@ class Subject(Protocol):
         """Return the topic that the table's events go to in this run."""
         ...
 
-    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
+    def prepare(self, place: RunContext, run: str, tables: tuple[str, ...]) -> None:
         """Prepare once before a start, for example create the topics. Not measured."""
         ...
 
-    def start(self, place: Place, run: str) -> AbstractContextManager[Program]:
+    def start(self, place: RunContext, run: str) -> AbstractContextManager[Program]:
         """Start on the existing slot named `run`; stop at the end of the block."""
         ...

@@ -93,7 +93,7 @@ class Client:
     ) -> dict[str, FollowerRecord]:
         """Return when every follower named (default: all) has applied everything up to `lsn`.
 
-        A text may be a token or an LSN. Raises BehindError, which is also a TimeoutError, if one
+        A text may be a token or an LSN. Raises LagError, which is also a TimeoutError, if one
         has not in time, and at once if one has halted below `lsn`; UnavailableError if the brokers
         do not answer in time.
         """

@@ -21,7 +21,9 @@ from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.archiving.running import Archiving, opened
-from lockstep.jobs.follow import Stopping, run_all
+from lockstep.jobs.follow import STOPPING, Stopping
+from lockstep.jobs.following_stores import run_all
+from lockstep.jobs.spark.starting import session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,12 +64,12 @@ def main(config: Config, until: LSN | None, *, once: bool, as_json: bool) -> Exi
 
     @cache
     def spark() -> SparkSession:
-        return app.session_of(f"lockstep archive of {config.pipeline}", config, ())
+        return session_of(f"lockstep archive of {config.pipeline}", config, ())
 
     run = Run(config, NAME, "delta", Archiving(config, spark, until))
     stopping.is_starting = False
     printer = ProgressPrinter([run], lines)
-    run_all([run], stopping.requested, lines)
+    run_all([run], stopping.requested, lambda: lines.say(STOPPING))
     printer.close()
     if spark.cache_info().currsize:
         with suppress(Exception):  # the JVM may have received the same signal

@@ -1,9 +1,9 @@
 """The followers as a Spark app: `spark-submit jobs/follow.py --config lockstep.yaml`.
 
-One session, one streaming query per follower; until Spark has started, followers apply small cuts
-in this process. A follower that halts does not affect the others; the exit code is the worst of
-all. Positions are only in the stores, so the app may be killed at any time and started anywhere,
-even twice.
+One thread per follower applies its cuts in this process; a Spark session, which starts in the
+background, does the work of large ones. A follower that halts does not affect the others; the exit
+code is the worst of all. Positions are only in the stores, so the app may be killed at any time and
+started anywhere, even twice.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -23,10 +21,10 @@ from cdc.cli.options import with_config
 from cdc.config.followers import chosen_names
 from cdc.errors import Exit
 from cdc.events import LSN
+from cdc.log.follower_reports import REPORT_SECONDS, TAKE_OVER_SECONDS
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
-from lockstep.jobs.apply.running import Run
-from lockstep.jobs.spark.starting import SparkStart
+from lockstep.jobs.following_stores import run_all, run_of, start_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,9 +33,9 @@ if TYPE_CHECKING:
 
 # The exit codes that a supervisor must see, the most severe first.
 _GRAVEST: Final = (Exit.BUG, Exit.CONFIG, Exit.PERMISSION, Exit.UNAVAILABLE, Exit.TEMPORARY)
-_TURN_SECONDS: Final = 0.2
 # Supervisors kill after ten seconds.
 _END_SECONDS: Final = 8.0
+STOPPING: Final = f"stopping after the current batches, within {_END_SECONDS:.0f} s"
 
 
 @click.command(
@@ -58,27 +56,38 @@ _END_SECONDS: Final = 8.0
     help="End when this LSN is applied, such as 0/16E9088.",
 )
 @json_option
+@click.option("--checkpoint", hidden=True, expose_value=False, help="No effect.")
 @click.option(
-    "--checkpoint", type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for Spark's scratch data, one subfolder per session. Default: the system's"
-    " directory for temporary files.",
-)  # fmt: skip
+    "--standby", is_flag=True, help="Wait, ready, until no other copy of a follower is active."
+)
+@click.option(
+    "--take-over-after",
+    metavar="SECONDS",
+    type=click.FloatRange(min=REPORT_SECONDS),
+    default=TAKE_OVER_SECONDS,
+    show_default=True,
+    help="With --standby: how long an active copy may be silent.",
+)
 def main(
     config: Config,
     followers: str,
     until: LSN | None,
-    checkpoint: Path | None,
+    take_over_after: float,
     *,
+    standby: bool,
     once: bool,
     as_json: bool,
 ) -> Exit:
     """Keep the configured stores equal to the source: from the log, frontier by frontier."""
+    if standby and (once or until is not None):
+        raise click.UsageError("--standby waits for ever: omit --once and --until")
     stopping = Stopping()
-    path = app.begin(config)
+    app.begin(config)
     until = _end(config) if once else until
     wanted = [name.strip() for name in followers.split(",") if name.strip()]
     chosen = chosen_names(config.followers, wanted or None)
-    return follow(config, path, chosen, until, checkpoint, stopping, Lines(as_json=as_json))
+    silent = take_over_after if standby else None
+    return follow(config, chosen, until, silent, stopping, Lines(as_json=as_json))
 
 
 class Stopping:
@@ -107,68 +116,25 @@ class Stopping:
 
 def follow(
     config: Config,
-    path: Path,
     names: list[str],
     until: LSN | None,
-    folder: Path | None,
+    standby_seconds: float | None,
     stopping: Stopping,
     lines: Lines,
 ) -> Exit:
     """Run followers until asked to stop, or until all have ended; return the most severe code."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    lines.say(f"opening the stores of {', '.join(names)}; Spark starts meanwhile", followers=names)
-    spark = SparkStart(
-        partial(app.session_of, f"lockstep followers of {config.pipeline}", config, names),
-        {name for name in names if not config.followers[name].documents},
-    )
-    runs = [_run(spark, config, path, name, until, folder) for name in names]
+    what = "opening the stores" if standby_seconds is None else "a standby"
+    lines.say(f"{what} of {', '.join(names)}; Spark starts meanwhile", followers=names)
+    spark = start_of(config, names)
+    runs = [run_of(spark, config, name, until, standby_seconds) for name in names]
     stopping.is_starting = False
     printer = ProgressPrinter(runs, lines)
-    run_all(runs, stopping.requested, lines)
+    run_all(runs, stopping.requested, lambda: lines.say(STOPPING))
     printer.close()
     with suppress(Exception):  # it did not start, or the JVM may have received the same signal
         spark.session.result(0).stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
-
-
-def run_all(runs: list[Run], stop: threading.Event, lines: Lines) -> None:
-    """Run them until all have ended, or until asked to stop."""
-    threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        if stop.wait(_TURN_SECONDS):
-            lines.say(f"stopping after the current batches, within {_END_SECONDS:.0f} s")
-            for run in runs:
-                run.stop()
-            for thread in threads:
-                thread.join()
-
-
-def _run(
-    spark: SparkStart,
-    config: Config,
-    path: Path,
-    name: str,
-    until: LSN | None,
-    folder: Path | None,
-) -> Run:
-    from lockstep.jobs.apply import stores  # noqa: PLC0415 - with the session
-    from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
-    from lockstep.jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
-    from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
-
-    follower = config.followers[name]
-    sink = stores.sink(config, name, follower)
-    following = (
-        DocumentsFollowing(config, name, sink, until=until)
-        if follower.documents
-        else Following(spark, config, path, name, sink, until=until, folder=folder)
-    )
-    repair = Repair(config, path, name, spark.session.result)
-    return Run(config, name, stores.kind(follower), following, repair=repair)
 
 
 def _end(config: Config) -> LSN:

@@ -18,10 +18,9 @@ from cdc.config.followers import chosen_names
 from cdc.events import LSN
 from cdc.log.follower_reports import read
 from lockstep.jobs.apply import app
+from lockstep.jobs.spark.starting import session_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cdc.config import Config
     from lockstep.jobs.generations.in_place import InPlace
     from lockstep.jobs.generations.rebuilding import Rebuild, RebuildOutcome
@@ -48,8 +47,8 @@ def main(
     as_json: bool,
 ) -> None:
     """Rebuild a follower alongside its current generation; see `cdc rebuild`."""
-    path = app.begin(config)
-    rebuild = _rebuild(config, path, follower)
+    app.begin(config)
+    rebuild = _rebuild(config, follower)
     if drop_old:
         dropped = rebuild.drop_old()
         if as_json:
@@ -66,7 +65,7 @@ def main(
         click.echo(_words(follower, outcome, is_as_of=lsn is not None))
 
 
-def _rebuild(config: Config, path: Path, name: str) -> Rebuild | InPlace:
+def _rebuild(config: Config, name: str) -> Rebuild | InPlace:
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - with Spark
     from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
     from lockstep.jobs.generations.in_place import InPlace  # noqa: PLC0415 - as above
@@ -75,18 +74,18 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild | InPlace:
 
     chosen_names(config.followers, [name])
     follower = config.followers[name]
-    session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
+    session = partial(session_of, f"lockstep rebuild of {name}", config, [name])
     sink = stores.sink(config, name, follower)
     last = read(config).get(name)
     reported = last.generation if last else 0
     report = partial(switching, config, name)
     if not isinstance(sink, Generations):
-        log = LogBuilder(config, path, name, cache(session), _print_progress)
+        log = LogBuilder(config, name, cache(session), _print_progress)
         return InPlace(sink, log, report, reported)
     builder = (
-        MirrorBuilder(config, name, _print_progress)
+        MirrorBuilder(config, name, _print_progress, cache(session))
         if follower.documents
-        else LogBuilder(config, path, name, cache(session), _print_progress)
+        else LogBuilder(config, name, cache(session), _print_progress)
     )
     return Rebuild(sink, builder, _print_progress, report, reported)
 

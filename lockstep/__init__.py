@@ -9,6 +9,7 @@ orders = lockstep.changes(spark, "lockstep.yaml", ["public.orders"], start="begi
 
 - `changes`, `follow_changes`: the log's changes between two frontiers, as a DataFrame or a stream
 - `register`: makes `spark.read.format("lockstep")` known to a session of your own
+- `follow`: keep stores equal to the source, as `cdc follow` does
 - `read_as_of`, `read_as_of_arrow`: Delta mirrors as of one frontier
 - `session`: a small local Spark session with Delta
 - `Client`: read your own writes
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cdc.client import Client, LagError, Token
     from cdc.errors import CDCError, ConfigError, GapError, StoreLostError, UnavailableError
     from cdc.events import LSN
+    from lockstep.jobs.following_stores import follow
     from lockstep.jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
     from lockstep.jobs.reading_changes import changes, follow_changes, register, session
     from lockstep.sinks import contract
@@ -43,6 +45,7 @@ __all__ = [
     "UnavailableError",
     "changes",
     "contract",
+    "follow",
     "follow_changes",
     "read_as_of",
     "read_as_of_arrow",
@@ -55,6 +58,7 @@ _HOMES: Final = {
     **dict.fromkeys(("CDCError", "ConfigError", "GapError"), "cdc.errors"),
     **dict.fromkeys(("StoreLostError", "UnavailableError"), "cdc.errors"),
     "LSN": "cdc.events",
+    "follow": "lockstep.jobs.following_stores",
     **dict.fromkeys(
         ("TablesAsOf", "read_as_of", "read_as_of_arrow"), "lockstep.jobs.reading_as_of"
     ),

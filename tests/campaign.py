@@ -150,6 +150,23 @@ def followers(chosen: argparse.Namespace) -> dict[str, Any]:
         return reported
 
 
+def summary(figures: dict[str, Any]) -> str:
+    """Return in words what the figures are: a paragraph of docs/GUARANTEES.md."""
+    faults, fuzz, rounds = (figures[name] for name in ("faults", "fuzz", "followers"))
+    simulated = figures["simulation"]
+    (seed,) = {each["seed"] for each in fuzz["targets"].values()}
+    return (
+        f"The last long runs: {faults['faults']:,} faults under load (seed {faults['seed']}):"
+        f" {faults['events']:,} events, {faults['lost']} lost, {faults['duplicate']} duplicate,"
+        f" {faults['reordered']} reordered; {simulated['schedules']:,} simulated schedules (seed"
+        f" {simulated['seed']}): {simulated['sessions']:,} sessions, no finding;"
+        f" {fuzz['inputs']:,} fuzzed inputs (seed {seed}): no finding; {rounds['rounds']} rounds of"
+        f" followers with {rounds['injuries']} faults (from seed {rounds['first_seed']}):"
+        f" {rounds['commits']:,} commits, {rounds['differences']} differences,"
+        f" {rounds['mirror_reads']:,} reads of mirrors without half a transaction."
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one attack")

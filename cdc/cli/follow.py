@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         "cdc follow --followers cache,search",
         "cdc follow --once",
         "cdc follow --until 0/16E9088",
+        "cdc follow --standby",
     )
 )
 @with_config
@@ -33,16 +34,26 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="End when all that is in the log now is applied.")
 @click.option("--until", metavar="LSN", help="End when this LSN is applied, such as 0/16E9088.")
 @click.option(
+    "--standby", is_flag=True, help="Wait, ready, until no other copy of a follower is active."
+)
+@click.option(
+    "--take-over-after",
+    metavar="SECONDS",
+    help="With --standby: how long an active copy may be silent. Default: 8.",
+)
+@click.option(
     "--checkpoint",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for Spark's temporary files. Default: the system's directory for temporary files.",
+    hidden=True,
+    expose_value=False,
+    help="No effect: nothing is written to disk. Accepted, because unit files may have it.",
 )
 def follow(
     config: Config,
     followers: str | None,
     until: str | None,
-    checkpoint: Path | None,
+    take_over_after: str | None,
     *,
+    standby: bool,
     once: bool,
     as_json: bool,
 ) -> None:
@@ -53,7 +64,12 @@ def follow(
     its store; the job may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C ends
     it after the current batches, or at once while Spark starts. It prints a line where a follower's
     state changes, and one for each every 30 s; with --json objects, to standard output.
+
+    With --standby, on another machine say, it is ready, and takes over each follower whose active
+    copy is stopped or killed; a follower that halted needs you. Two active copies do no harm.
     """
+    if standby and (once or until):
+        raise click.UsageError("--standby waits for ever: omit --once and --until")
     from cdc.config.followers import chosen_names  # noqa: PLC0415 - not for --help
 
     chosen = [name.strip() for name in (followers or "").split(",") if name.strip()]
@@ -61,7 +77,8 @@ def follow(
     given = [
         *(("--followers", followers) if followers else ()),
         *(("--until", until) if until else ()),
-        *(("--checkpoint", str(checkpoint)) if checkpoint else ()),
+        *(("--standby",) if standby else ()),
+        *(("--take-over-after", take_over_after) if take_over_after else ()),
         *(("--once",) if once else ()),
         *(("--json",) if as_json else ()),
     ]

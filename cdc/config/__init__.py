@@ -11,7 +11,7 @@ is shown.
 from __future__ import annotations
 
 from cdc.config.check import Effective, load, read
-from cdc.config.model import Batch, Config, Http, Log, Source
+from cdc.config.model import BatchLimits, Config, Http, Log, Source
 from cdc.config.patterns import TablePattern
 from cdc.config.secrecy import without_passwords
 from cdc.config.selection import Selection, TableSelection
@@ -20,7 +20,7 @@ from cdc.config.snapshot import Snapshot
 from cdc.config.tables import Mask, TableRule
 
 __all__ = [
-    "Batch",
+    "BatchLimits",
     "Config",
     "Effective",
     "Http",

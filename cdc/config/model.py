@@ -262,7 +262,7 @@ class Migrations(Section, frozen=True, kw_only=True):
     ] = False
 
 
-class Batch(Section, frozen=True, kw_only=True):
+class BatchLimits(Section, frozen=True, kw_only=True):
     """When a Kafka transaction ends: at its limit of size, time or idleness, whichever is first."""
 
     max_events: Annotated[
@@ -345,7 +345,7 @@ class Config(Section, frozen=True, kw_only=True):
     delta: Delta = Delta()
     archive: Archive = Archive()
     migrations: Migrations = Migrations()
-    batch: Batch = Batch()
+    batch: BatchLimits = BatchLimits()
     http: Http = Http()
     values: Values = Values()
     log_level: Annotated[

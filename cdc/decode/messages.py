@@ -93,7 +93,7 @@ class Origin(Struct, frozen=True):
     name: str
 
 
-class Column(Struct, frozen=True):
+class RelationColumn(Struct, frozen=True):
     """A column of a relation. `key` is true if it is part of the replica identity."""
 
     key: bool
@@ -114,7 +114,7 @@ class Relation(Struct, frozen=True):
     namespace: str
     name: str
     replica_identity: ReplicaIdentity
-    columns: tuple[Column, ...]
+    columns: tuple[RelationColumn, ...]
     xid: int | None = None
 
 

@@ -26,7 +26,6 @@ from cdc.decode.cursor import INT32, UINT16, UINT32, Cursor
 from cdc.decode.messages import (
     Begin,
     BeginPrepare,
-    Column,
     Commit,
     CommitPrepared,
     Delete,
@@ -38,6 +37,7 @@ from cdc.decode.messages import (
     Origin,
     Prepare,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     RollbackPrepared,
     StreamAbort,
@@ -108,8 +108,8 @@ def _relation(cursor: Cursor) -> Relation:
     )
 
 
-def _column(cursor: Cursor) -> Column:
-    return Column(
+def _column(cursor: Cursor) -> RelationColumn:
+    return RelationColumn(
         cursor.flags(1, "a column's flags") == 1,
         cursor.string("a column's name"),
         cursor.number(UINT32, "a column's type"),

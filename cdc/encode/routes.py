@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Sent: TypeAlias = "tuple[PartitionQueue, bytes | None]"
 
 
-class Table(NamedTuple):
+class TableRoute(NamedTuple):
     """A relation as the stream last described it: how its rows are encoded, where they go."""
 
     encoder: Encoder

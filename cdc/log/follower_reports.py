@@ -38,6 +38,9 @@ CANARY: Final = "cdc.canary"
 # running.
 REPORT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 20.0
+# A standby takes over after this many seconds without a report. Sooner than a job counts as not
+# running, because two active copies are harmless.
+TAKE_OVER_SECONDS: Final = 8.0
 _TIMEOUT_SECONDS: Final = 15.0
 
 

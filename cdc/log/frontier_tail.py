@@ -41,11 +41,17 @@ class FrontierTail:
                 f"{self._topic} ends at offset {end}, and seq {seq} was at {place}",
                 hint=_RECREATED,
             )
+        self._end = end
         self._lost = f"offsets {place} to {first - 1} are deleted" if first > place else ""
         self._consumer.assign({only: max(first, place)})
 
     def close(self) -> None:
         self._consumer.close()
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether it has read everything that was there when it started."""
+        return self._consumer.positions[self._topic, 0] >= self._end
 
     def arrivals(self, seconds: float) -> Iterator[tuple[records.FrontierRecord, int]]:
         """Yield the records that arrive, with offsets; wait `seconds` at most for the first."""

@@ -56,7 +56,8 @@ class PinnedPublication(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: tuple[int, ...] = ()  # memberships that `cdc table remove` has ended
     # None in records from before it was pinned.
     options: PublicationOptions | None = msgspec.field(default=None, name="sends")
-    # By table, its column list by attnum and its row filter; tables without either are left out.
+    # By table, its column list by attnum and a hash of its row filter, `#` first; the filter's
+    # text in records of older versions. Tables without either are left out.
     narrowed: dict[str, tuple[tuple[int, ...] | None, str | None]] = {}
     # Each table's own oid, which a rename keeps; empty in records from before it was pinned.
     relations: dict[str, int] = {}
@@ -145,7 +146,11 @@ class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of one table, valid from `from_lsn` on; `where` is its row filter."""
+    """One version of one table, valid from `from_lsn` on.
+
+    `where` is its row filter, and `where_mark` shows the daemon that it is unchanged; empty in
+    records of older versions.
+    """
 
     format: int = FORMAT
     schema_id: int
@@ -159,6 +164,7 @@ class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[SchemaColumn, ...]
     values: Values | None = None  # how they are written; None in records older than the options
     where: str | None = None
+    where_mark: str = ""
 
 
 class NumberedColumn(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,7 +28,7 @@ from cdc.source.server import OpenTransaction, Server, open_transactions, read_s
 from cdc.source.slots import Slot, read_slot
 from cdc.source.tables import (
     Partition,
-    Table,
+    SourceTable,
     TableColumn,
     read_columns,
     read_partitions,
@@ -55,7 +55,7 @@ class SourceFacts(NamedTuple):
     server: Server
     slot: Slot | None
     publication: Publication | None
-    tables: list[Table]  # what source.tables matches
+    tables: list[SourceTable]  # what source.tables matches
     holders: list[OpenTransaction]
     set_up: bool  # whether the log holds a resume record: what is missing then has been lost
     able: Abilities = Abilities()
@@ -66,7 +66,7 @@ class TablesFacts(NamedTuple):
     """What should be published, and what is."""
 
     server: Server
-    tables: list[Table]  # what the configuration captures by name, publishable or not
+    tables: list[SourceTable]  # what the configuration captures by name, publishable or not
     columns: dict[int, list[TableColumn]]
     wanted: Plan  # with every problem
     state: Publication | None  # the publication, where there is one
@@ -91,7 +91,7 @@ def tables_facts(
     connection: Connection,
     config: Config,
     server: Server,
-    tables: list[Table],
+    tables: list[SourceTable],
     state: Publication | None,
 ) -> TablesFacts:
     """Return what should be published of `tables`, and what is: `state`, the publication."""
@@ -121,7 +121,7 @@ def publication_refusal(
 
 
 def snapshot_facts(
-    connection: Connection, config: Config, tables: list[Table]
+    connection: Connection, config: Config, tables: list[SourceTable]
 ) -> SnapshotFacts | None:
     """Return the facts for an initial snapshot; None where none is due."""
     if config.snapshot.mode == "never" or _is_copied(config):
@@ -150,7 +150,7 @@ def _is_copied(config: Config) -> bool:
         return False  # the log's own checks report it
 
 
-def wanted_topics(config: Config, tables: list[Table]) -> list[topics.Topic]:
+def wanted_topics(config: Config, tables: list[SourceTable]) -> list[topics.Topic]:
     """Return the topics that the pipeline should have: internal ones, and one for each table."""
     return topics.internal_topics(config) + [
         topics.data_topic(config, each.schema, each.name)

@@ -94,9 +94,9 @@ def _same(member: PlannedTable, entry: PublicationEntry, note: PublicationNote) 
     if columns != (None if entry.columns is None else set(entry.columns)):
         return False
     if member.where is None:
-        return entry.where is None
+        return entry.row_filter is None
     # Postgres stores a filter in its own spelling, so ours is in the note.
-    return entry.where is not None and note.filters.get(entry.membership) == member.where
+    return entry.row_filter is not None and note.filters.get(entry.membership) == member.where
 
 
 def creation(name: str, wanted: Plan) -> sql.Composed:

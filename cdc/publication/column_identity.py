@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc.config import TableSelection
-    from cdc.decode.messages import Column
+    from cdc.decode.messages import RelationColumn
     from cdc.log.records import ColumnNumbers, NumberedColumn
 
 # The positions in a relation message where a column may be, by the column's number.
@@ -40,7 +40,7 @@ class ExposedColumn(NamedTuple):
 
 
 def possible_positions(
-    columns: Sequence[Column],
+    columns: Sequence[RelationColumn],
     before: ColumnNumbers | None,
     today: ColumnNumbers,
     alike: Sequence[ColumnNumbers] = (),
@@ -69,7 +69,7 @@ class _PositionFinder:
     """Computes the possible positions of one message's columns."""
 
     def __init__(
-        self, columns: Sequence[Column], before: ColumnNumbers | None, today: ColumnNumbers
+        self, columns: Sequence[RelationColumn], before: ColumnNumbers | None, today: ColumnNumbers
     ) -> None:
         self._count = len(columns)
         self._today = today.columns
@@ -140,7 +140,7 @@ class _PositionFinder:
         return sum(a in self._steady for a in open_), len(open_)
 
 
-def attnums(columns: Sequence[Column], found: ColumnPositions) -> tuple[int | None, ...]:
+def attnums(columns: Sequence[RelationColumn], found: ColumnPositions) -> tuple[int | None, ...]:
     """Return each column's number; None if more than one is possible."""
     possible: list[list[int]] = [[] for _ in columns]
     for attnum, positions in found.items():
@@ -192,7 +192,7 @@ def computed_from_hidden(numbers: ColumnNumbers, hidden: dict[int, str], attnum:
 
 def exposed_columns(
     selection: TableSelection,
-    columns: Sequence[Column],
+    columns: Sequence[RelationColumn],
     found: ColumnPositions,
     hidden: dict[int, str],
 ) -> list[ExposedColumn]:

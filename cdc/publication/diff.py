@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cdc.log.records import PinnedPublication, PublicationOptions
 
 _NAMED: Final = 8  # tables in one sentence
+_ALL: Final = (None, None)  # no column list, no row filter
 _QUOTED: Final = re.compile(r'("(?:[^"]|"")*"|[^.]*)\.(.*)', re.DOTALL)
 
 
@@ -233,16 +234,23 @@ def _names_now(old: PinnedPublication, new: PinnedPublication) -> dict[str, str]
 
 def _narrowed(old: PinnedPublication, new: PinnedPublication, was: str, table: str) -> str:
     """Return how a table's column list and row filter differ; empty if they do not."""
-    before, now = old.narrowed.get(was), new.narrowed.get(table)
-    if before == now:
+    before, now = old.narrowed.get(was, _ALL), new.narrowed.get(table, _ALL)
+    (columns_before, filter_before), (columns, row_filter) = before, now
+    # Records of older versions have a filter's text, which can't be compared with a hash.
+    texts = [not each.startswith("#") for each in (filter_before, row_filter) if each is not None]
+    comparable = len(set(texts)) <= 1
+    another = filter_before != row_filter and comparable
+    if columns == columns_before and not another:
         return ""
-    return f"{_sent(now)}, before {_sent(before)}"
+    rows = "rows of another row filter" if another and filter_before else "rows of its row filter"
+    return f"{_sent(columns, row_filter, rows)}, before {_sent(columns_before, filter_before)}"
 
 
-def _sent(its: tuple[tuple[int, ...] | None, str | None] | None) -> str:
-    columns, where = its or (None, None)
+def _sent(
+    columns: tuple[int, ...] | None, row_filter: str | None, rows: str = "rows of its row filter"
+) -> str:
     text = "every column" if columns is None else f"columns {', '.join(map(str, columns))}"
-    return text if where is None else f"{text} where {where}"
+    return text if row_filter is None else f"{text} of the {rows}"
 
 
 def split_name(table: str) -> tuple[str, str]:

@@ -21,13 +21,13 @@ from cdc.source.slots import PLUGIN, read_slot
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.connection import Connection
-    from cdc.source.tables import Table
+    from cdc.source.tables import SourceTable
 
 _ALTER_SECONDS: Final = 10.0
 _LISTED: Final = "`cdc slot show --all` lists them"
 
 
-def matched_tables(config: Config, found: list[Table]) -> list[Table]:
+def matched_tables(config: Config, found: list[SourceTable]) -> list[SourceTable]:
     """Return those of `found` that the configuration captures, all of which can be published.
 
     A pattern for several tables skips views, foreign, unlogged and temporary tables; naming one of

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.config.selection import PatternRule
     from cdc.source.connection import Connection
     from cdc.source.server import Server
-    from cdc.source.tables import Partition, Table, TableColumn
+    from cdc.source.tables import Partition, SourceTable, TableColumn
 
 COLUMN_LISTS = 15  # the major that has them, and row filters, and TABLES IN SCHEMA
 ORIGIN = 16
@@ -36,7 +36,7 @@ GENERATED = 18
 class PlannedTable(NamedTuple):
     """A table as the publication should hold it."""
 
-    table: Table
+    table: SourceTable
     columns: tuple[str, ...] | None  # None: every column
     where: str | None
     selection: TableSelection
@@ -64,7 +64,10 @@ class Plan(NamedTuple):
 
 
 def plan(
-    config: Config, server: Server, tables: Iterable[Table], columns: dict[int, list[TableColumn]]
+    config: Config,
+    server: Server,
+    tables: Iterable[SourceTable],
+    columns: dict[int, list[TableColumn]],
 ) -> Plan:
     """Return how `tables`, those that `source.tables` matches, should be published."""
     chosen = config.selection
@@ -97,12 +100,12 @@ def plan(
     )
 
 
-def has_topic(config: Config, table: Table) -> bool:
+def has_topic(config: Config, table: SourceTable) -> bool:
     """Return whether the table's events go to a topic of the table's name."""
     return table.publishable and (table.kind != "p" or config.source.partitions == "root")
 
 
-def _can_list(config: Config, server: Server, table: Table) -> bool:
+def _can_list(config: Config, server: Server, table: SourceTable) -> bool:
     """Return whether Postgres accepts a column list of the table."""
     by_leaf = table.kind == "p" and config.source.partitions == "leaf"
     return server.major >= COLUMN_LISTS and table.replica_identity != "f" and not by_leaf
@@ -255,7 +258,7 @@ def _named(rule: PatternRule) -> Iterator[tuple[str, NamePattern]]:
                 yield setting, name
 
 
-def _many(tables: list[Table]) -> str:
+def _many(tables: list[SourceTable]) -> str:
     return f"{tables[0]} does" if len(tables) == 1 else f"the {len(tables)} tables do"
 
 
@@ -305,7 +308,7 @@ def _refusal(connection: Connection, member: PlannedTable, only: tuple[str, ...]
             ),
             binary=True,  # by the extended protocol: one statement
         )
-    except psycopg.errors.InsufficientPrivilege:
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
         return None  # unknown here; Postgres reports it when the publication is created
     except psycopg.Error as error:
         if error.sqlstate and error.sqlstate[:2] in {"42", "22", "0A"}:

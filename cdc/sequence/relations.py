@@ -137,6 +137,11 @@ class Relations:
         """Return whether the table's columns were numbered before."""
         return relation_id in self._numbers
 
+    def newest(self, relation_id: int) -> SchemaRecord | None:
+        """Return the newest version of a relation."""
+        versions = self._by_relation.get(relation_id)
+        return versions[-1] if versions else None
+
     def has_hidden(self, relation_id: int) -> bool:
         """Return whether the log knows of a hidden column of the table."""
         known = self._numbers.get(relation_id)
@@ -219,6 +224,7 @@ class Relations:
             columns=tuple(columns),
             values=request.values,
             where=request.published.where if request.published else None,
+            where_mark=request.published.where_mark if request.published else "",
         )
 
 

@@ -33,7 +33,7 @@ from cdc.sequence.state import LastChange, Pause, Row, Step, history_gap, locate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdc.encode.routes import LogicalMessages, Sent, Table
+    from cdc.encode.routes import LogicalMessages, Sent, TableRoute
     from cdc.log.batch import Batch
     from cdc.log.records import ResumePosition
     from cdc.sequence.observer import TransactionObserver
@@ -92,7 +92,7 @@ class Sequencer:
         self._parallel = parallel
         self.observer: TransactionObserver | None = None
         self._observed: dict[bytes, bool] = {}  # relations; whether also their plain new rows
-        self._tables: dict[bytes, Table] = {}
+        self._tables: dict[bytes, TableRoute] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
         self._rows_of: dict[bytes, list[bytes]] = {}  # the keys of `_rows` by relation
         self._commit_lsn = 0  # of the transaction being read
@@ -136,7 +136,7 @@ class Sequencer:
     def start_batch(self) -> None:
         self._batch_seq = self.seq
 
-    def describe(self, relation_id: int, table: Table) -> None:
+    def describe(self, relation_id: int, table: TableRoute) -> None:
         """Use `table` for the relation's row messages from here on."""
         relation = relation_id.to_bytes(4, "big")
         self._tables[relation] = table._replace(observed=relation in self._observed)
@@ -152,7 +152,7 @@ class Sequencer:
             self._rows[known] = row
             self._rows_of.setdefault(relation, []).append(known)
 
-    def table(self, relation_id: int) -> Table | None:
+    def table(self, relation_id: int) -> TableRoute | None:
         """Return the relation as it was last described in this session."""
         return self._tables.get(relation_id.to_bytes(4, "big"))
 
@@ -178,7 +178,7 @@ class Sequencer:
         """The members that every event of the transaction has: its identity and its times."""
         return self._tx, self._times
 
-    def publish(self, table: Table, key: bytes | None, value: bytes) -> None:
+    def publish(self, table: TableRoute, key: bytes | None, value: bytes) -> None:
         """Publish an event that was built with the next `seq` and `ordinal`, as a change here."""
         self.ordinal += 1
         self._send(table, key, value)
@@ -377,7 +377,9 @@ class Sequencer:
             )
         self._send(table, key, value)
 
-    def _publish_delete(self, table: Table, lsn: int, before: bytes, key: bytes | None) -> None:
+    def _publish_delete(
+        self, table: TableRoute, lsn: int, before: bytes, key: bytes | None
+    ) -> None:
         """Publish a delete and, if there is a key, its tombstone, in one partition."""
         position = (self.seq + 1, self.ordinal, self._tx, self._times)
         partition, key = self._send(table, key, table.encoder.delete(before, lsn, *position))
@@ -438,13 +440,13 @@ class Sequencer:
         position = (self.seq + 1, self.ordinal, self._tx, self._times)
         self._send(self._logical, *self._logical.encoder.event(message, lsn, *position))
 
-    def _send(self, table: Table | LogicalMessages, key: bytes | None, value: bytes) -> Sent:
+    def _send(self, table: TableRoute | LogicalMessages, key: bytes | None, value: bytes) -> Sent:
         """Number an event and put it into the batch."""
         self.seq += 1
         self._batch.bytes += len(value)
         return table.send(key, value)
 
-    def _table(self, relation_id: bytes) -> Table:
+    def _table(self, relation_id: bytes) -> TableRoute:
         if not self.in_transaction or relation_id not in self._tables:
             raise ProtocolError("a row of no transaction, or of a table that was not described")
         return self._tables[relation_id]

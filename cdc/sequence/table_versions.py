@@ -18,7 +18,7 @@ from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.encode.oversize import DeadLetters
-from cdc.encode.routes import Table
+from cdc.encode.routes import TableRoute
 from cdc.encode.values import undescribed
 from cdc.errors import UnavailableError
 from cdc.log import column_numbers, names, reader, records, resume, topics
@@ -32,6 +32,7 @@ from cdc.source.lookups import (
     look_up,
     look_up_column_numbers,
 )
+from cdc.source.row_filters import RowFilter
 
 if TYPE_CHECKING:
     from cdc.config import Config, TableSelection
@@ -118,7 +119,7 @@ class TableVersions:
         replaying: bool,
         upcoming: Upcoming | None = None,
         xid: int | None = None,
-    ) -> Table:
+    ) -> TableRoute:
         """Return how the relation's rows are encoded and where they go. Blocks.
 
         The catalog is queried for all `upcoming` relations at once: they arrived before the query,
@@ -151,7 +152,7 @@ class TableVersions:
         partitions = self._identity.partitions[version.topic]
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
-        return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
+        return TableRoute(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
 
     @property
     def identity(self) -> records.ResumeIdentity:
@@ -187,7 +188,12 @@ class TableVersions:
             others = upcoming.relations() if upcoming else []
             relations = {each.relation_id: each for each in (*others, relation)}
             self.check_publication()
-            self._lookups = look_up(self._sql, self._config.publication, relations.keys())
+            known = {
+                each: RowFilter(version.where_mark, version.where)
+                for each in relations
+                if (version := self._relations.newest(each)) and version.where is not None
+            }
+            self._lookups = look_up(self._sql, self._config.publication, relations.keys(), known)
             self._upcoming = upcoming
             named = {
                 names.data_topic(self._config.prefix, each.namespace, each.name): (

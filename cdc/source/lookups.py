@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.source.connection import translated
+from cdc.source.row_filters import read_filters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from psycopg.rows import TupleRow
 
     from cdc.source.connection import Connection
+    from cdc.source.row_filters import RowFilter
 
 
 class TableFacts(NamedTuple):
@@ -40,6 +42,7 @@ class SentTable(NamedTuple):
     where: str | None  # as Postgres writes the filter
     ancestors: tuple[tuple[str, str], ...] = ()  # the partitioned tables that it is a part of
     attnums: tuple[int, ...] = ()  # of the columns
+    where_mark: str = ""  # of the filter (`cdc.source.row_filters`)
 
 
 class Lookup(NamedTuple):
@@ -71,12 +74,6 @@ JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 WHERE i.indrelid = ANY(%s::oid[]) AND i.indisprimary AND k.n <= i.indnkeyatts
 ORDER BY i.indrelid, k.n
 """
-_FILTERS = """
-SELECT r.prrelid::bigint, pg_get_expr(r.prqual, r.prrelid) FROM pg_publication_rel r
-JOIN pg_publication p ON p.oid = r.prpubid
-WHERE p.pubname = %s AND r.prrelid = ANY(%s::oid[]) AND r.prqual IS NOT NULL
-"""
-_FILTERS_SINCE = 150_000
 # Most relations are not partitions, and the function is called only for those that are.
 _ANCESTORS = """
 SELECT one.oid::bigint, n.nspname::text, c.relname::text
@@ -87,14 +84,17 @@ WHERE one.oid = ANY(%s::oid[]) AND one.relispartition AND c.oid <> one.oid
 
 
 def look_up(
-    connection: Connection, publication: str, relations: Collection[int]
+    connection: Connection,
+    publication: str,
+    relations: Collection[int],
+    known: Mapping[int, RowFilter] | None = None,
 ) -> dict[int, Lookup]:
+    """Return the facts of each relation; `known` are row filters (`row_filters.read_filters`)."""
     oids = list(relations)
     nullable: dict[int, dict[str, bool]] = {oid: {} for oid in oids}
     sent: dict[int, list[tuple[str, int, int]]] = {oid: [] for oid in oids}
     attnums: dict[int, list[int]] = {oid: [] for oid in oids}
     keys: dict[int, list[str]] = {oid: [] for oid in oids}
-    where: dict[int, str] = {}
     ancestors: dict[int, list[tuple[str, str]]] = {oid: [] for oid in oids}
     with translated(f"looking up {len(oids)} relations"):
         for oid, name, null, kind, modifier, attnum, is_sent in connection.execute(
@@ -106,17 +106,26 @@ def look_up(
                 attnums[oid].append(attnum)
         for oid, name in connection.execute(_KEYS, (oids,)):
             keys[oid].append(name)
-        if connection.info.server_version >= _FILTERS_SINCE:
-            where = dict(connection.execute(_FILTERS, (publication, oids)).fetchall())
+        filters = read_filters(connection, publication, oids, known)
         for oid, schema, name in connection.execute(_ANCESTORS, (oids,)):
             ancestors[oid].append((schema, name))
     return {
         oid: Lookup(
             TableFacts(tuple(keys[oid]), nullable[oid]),
-            SentTable(tuple(sent[oid]), where.get(oid), tuple(ancestors[oid]), tuple(attnums[oid])),
+            _sent(sent[oid], filters.get(oid), ancestors[oid], attnums[oid]),
         )
         for oid in oids
     }
+
+
+def _sent(
+    columns: list[tuple[str, int, int]],
+    row_filter: RowFilter | None,
+    ancestors: list[tuple[str, str]],
+    attnums: list[int],
+) -> SentTable:
+    mark, where = row_filter or ("", None)
+    return SentTable(tuple(columns), where, tuple(ancestors), tuple(attnums), mark)
 
 
 # Catalog rows are read as JSON, so that what a major lacks is simply absent. The LSN is read after

@@ -1,8 +1,8 @@
 """Publications as the catalogs have them: options, tables, column lists, row filters.
 
 One type for every reader: `cdc setup` compares it with its plan, and the daemon with what the log
-pins of it (`Publication.pinned`). Nothing here waits for a table's lock (`cdc.source.members`),
-except that Postgres takes a share lock on a table whose row filter it writes out.
+pins of it (`Publication.pinned`). Nothing here waits for a table's lock (`cdc.source.members`,
+`cdc.source.row_filters`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from cdc.source import members, publication_note, tables
 from cdc.source.connection import translated
 from cdc.source.members import SCHEMAS_SINCE
 from cdc.source.publication_note import PublicationNote
+from cdc.source.row_filters import TREE_HASH
 
 if TYPE_CHECKING:
     from cdc.source.connection import Connection
@@ -33,7 +34,7 @@ class PublicationEntry(NamedTuple):
     name: str  # quoted where SQL needs it
     columns: tuple[str, ...] | None = None  # its column list
     attnums: tuple[int, ...] | None = None  # the same by number
-    where: str | None = None  # its row filter, as Postgres writes it
+    row_filter: str | None = None  # a hash of its row filter, `#` first
 
 
 class PublishedTable(NamedTuple):
@@ -100,9 +101,9 @@ class Publication(NamedTuple):
             tuple(sorted(self.note.removed)),
             options,
             {
-                each.name: (each.attnums, each.where)
+                each.name: (each.attnums, each.row_filter)
                 for each in self.entries.values()
-                if each.attnums is not None or each.where is not None
+                if each.attnums is not None or each.row_filter is not None
             },
             {each.name: oid for oid, each in self.published.items()},
         )
@@ -144,7 +145,7 @@ _RESTRICTION: Final = """
            SELECT a.attname::text FROM pg_attribute a
            WHERE a.attrelid = r.prrelid AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum)
        END,
-       r.prattrs::int2[], pg_get_expr(r.prqual, r.prrelid)"""
+       r.prattrs::int2[], """
 _SCHEMAS: Final = """
 SELECT n.nspname::text, p.oid::bigint
 FROM pg_publication_namespace p JOIN pg_namespace n ON n.oid = p.pnnspid WHERE p.pnpubid = %s
@@ -166,7 +167,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     server_version = connection.info.server_version
     has_schemas = server_version >= SCHEMAS_SINCE
     schemas: list[tuple[str, int]] = []
-    restriction = _RESTRICTION if has_schemas else "NULL, NULL, NULL"
+    restriction = _RESTRICTION + TREE_HASH if has_schemas else "NULL, NULL, NULL"
     query = members.members_clause(server_version) + _TABLES.format(restriction=restriction)
     with translated(f"reading the publication {name}"):
         row = connection.execute(_PUBLICATION, (name,)).fetchone()
@@ -178,7 +179,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             schemas = connection.execute(_SCHEMAS, (oid,)).fetchall()
     note = publication_note.parse(comment)
     entries, published = {}, {}
-    for table, schema, relation, quoted, is_published, membership, columns, attnums, where in rows:
+    for table, schema, relation, quoted, is_published, membership, columns, attnums, hashed in rows:
         if membership is not None:
             entries[table] = PublicationEntry(
                 membership,
@@ -187,7 +188,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
                 quoted,
                 None if columns is None else tuple(columns),
                 None if attnums is None else tuple(attnums),
-                where,
+                hashed,
             )
         if is_published:
             first = note.continues.get(membership, membership or 0)

@@ -21,7 +21,7 @@ _VIEWS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 _NOT_LOGGED: Final = {"u": "an unlogged table", "t": "a temporary table"}
 
 
-class Table(NamedTuple):
+class SourceTable(NamedTuple):
     oid: int
     schema: str
     name: str
@@ -93,15 +93,15 @@ ORDER BY 2, 3
 """  # noqa: S608 - our own rules
 
 
-def read_tables(connection: Connection, selection: Selection) -> list[Table]:
+def read_tables(connection: Connection, selection: Selection) -> list[SourceTable]:
     """Return every relation that is captured by name, publishable or not, partitions by root."""
     with translated("reading the catalog"):
         rows = connection.execute(_TABLES, (selection.schemas, selection.schemas)).fetchall()
-    found = [Table(*row) for row in rows]
+    found = [SourceTable(*row) for row in rows]
     return [each for each in found if selection.includes(each.schema, each.name)]
 
 
-def count_rows(connection: Connection, table: Table) -> tuple[int, bool]:
+def count_rows(connection: Connection, table: SourceTable) -> tuple[int, bool]:
     """Return the number of rows, and whether it is exact; beyond COUNT_LIMIT it is an estimate.
 
     So it is where a policy applies to our role: its expressions would run with our rights.

@@ -19,7 +19,7 @@ from cdc.verify.frontiers import Findings
 Row = dict[str, Any]
 
 
-class Source(msgspec.Struct, gc=False):
+class EventSource(msgspec.Struct, gc=False):
     """What the fold reads of an event's `source`."""
 
     schema: str
@@ -37,7 +37,7 @@ class Event(msgspec.Struct, gc=False):
     """What the fold reads of a change event; a logical message has no images."""
 
     op: str
-    source: Source
+    source: EventSource
     before: Row | None = None
     after: Row | None = None
 

@@ -1,4 +1,4 @@
-"""The frame of an app that runs followers: its logs, its session, and how the process ends."""
+"""The frame of an app that runs followers: its logs, and how the process ends."""
 
 from __future__ import annotations
 
@@ -15,33 +15,19 @@ from cdc.operate.logs import MessageFormatter
 from cdc.runtime import bugs, extras
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
-
-    from pyspark.sql import SparkSession
 
     from cdc.config import Config
 
 
-def begin(config: Config) -> Path:
-    """Log as configured; return the configuration's file."""
+def begin(config: Config) -> None:
+    """Log as configured."""
     handler = logging.StreamHandler()
     handler.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # It prints a traceback of every error in a batch; `Run` reports the error.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    return Path(click.get_current_context().params["config_path"]).absolute()
-
-
-def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
-    """Start the session that these followers need."""
-    from cdc.runtime import spark as files  # noqa: PLC0415 - only where there is no spark-submit
-    from cdc.runtime.progress import Progress  # noqa: PLC0415 - as above
-    from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
-
-    delta = any(config.followers[name].delta is not None for name in followers)
-    return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
 
 
 def _explain(name: str | None, error: CDCError) -> int:

@@ -24,7 +24,8 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from lockstep.jobs.spark.session import session
+from lockstep.jobs.reading_as_of import session
+from lockstep.jobs.spark.session import SparkEndedError, has_ended
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
@@ -82,7 +83,9 @@ class SparkMerge:
             raise delta_lake.ConflictError(
                 f"{table.table_uri}: another commit was first"
             ) from error
-        except (PySparkException, Py4JError) as error:
+        except (PySparkException, Py4JError, ConnectionError) as error:
+            if has_ended(error):
+                raise SparkEndedError from error
             raise UnavailableError(
                 f"{table.table_uri}: {gist(error)}",
                 hint="the follower tries again; Spark's own log has the complete error",

@@ -115,7 +115,7 @@ class Large:
     ) -> tuple[set[str], int]:
         """Apply the cut to the store, except for `commit`; return the tables and the bytes.
 
-        `spark` is the batch's session: Spark finds data sources only in the active one.
+        `spark` must be the active session: Spark finds data sources only there.
         """
         self._spark = spark
         own = f"{self._config.prefix}.cdc."
@@ -249,7 +249,7 @@ class Large:
             return
         self._limit_batches(cut, tables)
         known = {topic: self._schemas.known(topic) for topic in tables}
-        task = Task(self._sink, Bounds(cut.above, cut.seq), known)
+        task = WriteTask(self._sink, Bounds(cut.above, cut.seq), known)
         events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
         # A separate class for each cut: its content goes to executors pickled, and is in no option,
         # plan or log of Spark's. A name can be registered only once.
@@ -310,7 +310,7 @@ def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]
     return sink.write(Changes(versions, reduced.changes))
 
 
-class Task(DataSourceArrowWriter):
+class WriteTask(DataSourceArrowWriter):
     """An executor's work on a partition's events. Pickled, with the sink."""
 
     def __init__(
@@ -339,7 +339,7 @@ class Task(DataSourceArrowWriter):
 class TaskTarget(DataSource):
     """The Spark data source to which a cut's events are "written": the sink, in tasks."""
 
-    task: Task
+    task: WriteTask
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 - Spark's
         return self.task

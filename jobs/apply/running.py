@@ -2,7 +2,8 @@
 
 A session opens the store, follows from its frontier, and ends with an error or because it was asked
 to stop. The only recovery is the next session. After a temporary error it starts after a growing
-backoff; an error that needs a person halts this follower and no other.
+backoff; an error that needs a person halts this follower and no other. A standby copy starts its
+session once no other copy is active (`jobs.apply.standby`), and reports nothing before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from textwrap import indent
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from cdc.errors import (
     CDCError,
@@ -29,6 +30,7 @@ from cdc.errors import (
 from cdc.events import LSN
 from cdc.log.follower_reports import REPORT_SECONDS, FollowerRecord, Reports, read
 from cdc.runtime.bugs import where
+from lockstep.jobs.apply.standby import MARK, AnotherCopyError, Standby
 from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ _SLOW_SECONDS: Final = 30.0
 # With more lag than this many seconds the follower is catching up.
 _LAGGING_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.5
+# Seconds between two looks of a standby at the reports of other copies.
+_STANDBY_SECONDS: Final = 0.5
 # A stop does not wait longer for an unavailable broker: supervisors kill after ten seconds.
 _FLUSH_SECONDS: Final = 5.0
 # Seconds before a store is checked again for something missing, before it counts as lost.
@@ -100,15 +104,17 @@ class Run:
         *,
         quiet: bool = False,
         repair: Callable[[Run, Sink, StoreLostError], None] | None = None,
+        standby_seconds: float | None = None,
     ) -> None:
         """`quiet`: write no reports, because this is a shadow build.
 
-        `repair` replaces what a store has lost, alongside what is left of it.
+        `repair` replaces what a store has lost, alongside what is left of it. `standby_seconds`: be
+        a standby, until the active copy is silent for so long.
         """
         self.config, self.name, self.store = config, name, store
         self.progress = FollowerProgress()
         self.stopping = threading.Event()
-        self.state: FollowerState = "starting"
+        self.state: FollowerState | Literal["standby"] = "starting"
         self.applied: Applied | None = None
         self.had_lsn: LSN | None = None  # for a store that lost a part: the LSN that it had
         self.exit = Exit.OK
@@ -121,6 +127,11 @@ class Run:
         self._reported_at = 0.0
         self._lock = threading.Lock()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self._standby: Standby | None = None
+        if standby_seconds is not None:
+            self._owner += MARK
+            self._standby = Standby(config, name, self._owner, standby_seconds)
+        self._gives_way = False
         self._backoff_seconds = _BACKOFF_SECONDS[0]
         self._has_applied = False
 
@@ -128,45 +139,63 @@ class Run:
         """Run sessions until asked to stop, or until an error needs a person; return its code."""
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
-        while not self.stopping.is_set():
+        while self._is_active():
             error = self._turn()
+            if self._gives_way:
+                continue
             if error is None or (self.stopping.is_set() and self._continues_after(error)):
                 break
             self.progress.error()
             if not self._continues_after(error):
                 self.exit = Exit(error.exit_code)
-                self.to("halted", error)
+                # Another process can do what this one cannot: it, or a standby, continues.
+                self.to("stopped" if self.exit is Exit.TEMPORARY else "halted", error)
                 log.error("%s halted: %s\n  what to do: %s", self.name, error.what, error.hint)
                 break
             self._wait(error)
-        if self.state != "halted":
+        if self.state not in {"halted", "standby"} and self.exit is Exit.OK:
             self.to("stopped")
         self.stopping.set()
         ticking.join()
+        if self._standby is not None:
+            self._standby.close()
         if self._reports is not None:
             with suppress(CDCError):
                 self._reports.flush(_FLUSH_SECONDS)
         return self.exit
 
+    def _is_active(self) -> bool:
+        """Return False once asked to stop; a standby returns True once no other copy is active."""
+        standby = self._standby
+        if standby is not None and (self._gives_way or not standby.is_free()):
+            self.to("standby")
+            self._gives_way = False
+            while not standby.is_free():
+                if self.stopping.wait(_STANDBY_SECONDS):
+                    return False
+            self.to("starting")
+        return not self.stopping.is_set()
+
     def _turn(self) -> CDCError | None:
         """Run a session; return the error that ended it, None if it was asked to stop."""
         try:
             self._session(self)
-        except StoppedError:
+        except (StoppedError, AnotherCopyError):
             return None
         except CDCError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the other followers continue
             text = "%s: this is a bug in Lockstep: report it with these lines\n%s"
             log.error(text, self.name, indent(where(error), "  "))  # noqa: TRY400 - its text may contain values
-            return InvariantError(f"a bug: {type(error).__name__}")
+            about = "".join(f", in {note}" for note in getattr(error, "__notes__", ()))
+            return InvariantError(f"a bug: {type(error).__name__}{about}")
         return None
 
     def stop(self) -> None:
         """Stop after the current batch."""
         self.stopping.set()
 
-    def to(self, state: FollowerState, error: CDCError | None = None) -> None:
+    def to(self, state: FollowerState | Literal["standby"], error: CDCError | None = None) -> None:
         """Enter a state; report it if it changed."""
         if (state, error) != (self.state, self.error):
             if error is None and state != self.state:
@@ -178,6 +207,7 @@ class Run:
 
     def polled(self) -> None:
         """Record that a session has polled its source and found nothing to apply yet."""
+        self._expect_no_other()
         if self.state not in {"following", "catching_up"}:
             self._backoff_seconds = _BACKOFF_SECONDS[0]
             self.to("following")
@@ -202,10 +232,16 @@ class Run:
             self.to(state)
         else:
             self.report()
+        self._expect_no_other()
+
+    def _expect_no_other(self) -> None:
+        """Raise AnotherCopyError if this copy gives way to another: its session ends."""
+        if self._gives_way:
+            raise AnotherCopyError
 
     def report(self) -> None:
         """Write a report; log a warning if that fails."""
-        if self.is_shadow:
+        if self.is_shadow or self.state == "standby":
             return
         with self._lock:
             self._reported_at = time.monotonic()
@@ -249,7 +285,7 @@ class Run:
             follower=self.name,
             store=self.store,
             generation=at.generation,
-            state=self.state,
+            state="starting" if self.state == "standby" else self.state,
             epoch=at.epoch,
             lsn=LSN(at.lsn),
             seq=at.seq,
@@ -276,6 +312,8 @@ class Run:
         while not self.stopping.wait(_TICK_SECONDS):
             if time.monotonic() - self._reported_at >= REPORT_SECONDS - _TICK_SECONDS:
                 self.report()
+            if self._standby is not None and self.state in {"following", "catching_up"}:
+                self._gives_way = self._standby.gives_way()
 
     def _continues_after(self, error: CDCError) -> bool:
         if error.policy is Policy.SLOW:

@@ -125,9 +125,9 @@ def _opensearch(store: OpenSearchFollower, of: FollowerOf) -> Sink:
 
 
 def _sql(store: SqlFollower, of: FollowerOf) -> Sink:
-    from lockstep.sinks.sql.sink import Settings, SqlSink  # noqa: PLC0415 - of the extra `sql`
+    from lockstep.sinks.sql.sink import SqlSettings, SqlSink  # noqa: PLC0415 - of the extra `sql`
 
-    return SqlSink(Settings(store.url, of.name, store.schema))
+    return SqlSink(SqlSettings(store.url, of.name, store.schema))
 
 
 DELTA: Final = SinkKind(DeltaFollower, _delta)

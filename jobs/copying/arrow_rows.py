@@ -62,7 +62,7 @@ _EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullabl
 
 
 @dataclass(frozen=True)
-class Column:
+class CopiedColumn:
     """A column of a mirror, the source's name for it, and its mask."""
 
     name: str
@@ -97,7 +97,7 @@ class Column:
 
 def columns(
     version: SchemaRecord, masks: list[ColumnMask | None], *, money_digits: int
-) -> list[Column]:
+) -> list[CopiedColumn]:
     """Return a mirror's columns that come from the source, for a table version."""
     found = []
     for column, mask in zip(version.columns, masks, strict=True):
@@ -106,14 +106,16 @@ def columns(
             kind = delta_type(name, column.type_modifier, money_digits=money_digits)
         else:
             kind = fixed_type(mask.value) if mask.kind == "fixed" else TEXT
-        found.append(Column(column.name, column, kind, mask))
+        found.append(CopiedColumn(column.name, column, kind, mask))
     return found
 
 
 class ArrowRows:
     """The batches of one table version; seqs go on from range to range."""
 
-    def __init__(self, parts: list[Column], schema: pa.Schema, *, lsn: int, at_us: int) -> None:
+    def __init__(
+        self, parts: list[CopiedColumn], schema: pa.Schema, *, lsn: int, at_us: int
+    ) -> None:
         self._parts = parts
         self._schema = schema
         self._width = [len(part.query("")) for part in parts]
@@ -156,7 +158,7 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays(made, schema=self._schema)
 
 
-def _converter(part: Column, kind: pa.DataType) -> Converter:  # noqa: PLR0911 - a case a kind
+def _converter(part: CopiedColumn, kind: pa.DataType) -> Converter:  # noqa: PLR0911 - a case a kind
     match part.mask and part.mask.kind, part.type.kind:
         case "null", _:
             return lambda _, rows: (pa.nulls(rows, kind), None)
@@ -214,7 +216,7 @@ def _hmac(key: bytes) -> Converter:
     return convert
 
 
-def _arrays(part: Column, kind: pa.DataType) -> Converter:
+def _arrays(part: CopiedColumn, kind: pa.DataType) -> Converter:
     """Return the converter of arrays, which reads the stream's form element by element."""
     assert part.type.element is not None
     # A value that stays text must be Postgres' own text, even where the stream has a number.

@@ -109,10 +109,10 @@ def translated(error: Exception) -> CDCError:
         return tasks.Failure(kind, what, "Spark has tried it several times").error()
     if _NO_ANSWER in text:
         return UnavailableError(
-            "Spark gave up the worker that reads the log's frontiers: it had not answered within"
-            " ten seconds of its start, Spark's limit",
-            hint="the machine has too little CPU time for what runs on it: run fewer followers in"
-            " one job, or elsewhere; it is started again",
+            "Spark gave up one of its Python workers: it had not answered within ten seconds of its"
+            " start, Spark's limit",
+            hint="the machine has too little CPU time for what runs on it: run less in one"
+            " job, or elsewhere; it is started again",
         )
     places = " / ".join(bugs.places(text).splitlines()[:_PLACES])
     return UnavailableError(

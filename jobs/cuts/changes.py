@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cdc.log.dead_letters import Pointer
 
 
-class Source(reduce.Source, gc=False):
+class ChangeSource(reduce.EventSource, gc=False):
     """All that an event says of its origin."""
 
     transaction: int | None = msgspec.field(default=None, name="txId")
@@ -28,7 +28,7 @@ class Source(reduce.Source, gc=False):
 
 
 class _Event(reduce.Event, gc=False):
-    source: Source
+    source: ChangeSource
 
 
 class ChangeEvent(NamedTuple):
@@ -36,7 +36,7 @@ class ChangeEvent(NamedTuple):
 
     key: bytes | None
     op: str
-    source: Source
+    source: ChangeSource
     before: bytes | None
     after: bytes | None
 

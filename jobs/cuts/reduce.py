@@ -40,7 +40,7 @@ Events: TypeAlias = "tuple[Sequence[bytes | None], Sequence[bytes]]"
 Rows: TypeAlias = "Callable[[list[bytes], frozenset[int]], Mapping[bytes, bytes]]"
 
 
-class Source(msgspec.Struct, gc=False):
+class EventSource(msgspec.Struct, gc=False):
     """The fields that are read from an event's `source`."""
 
     seq: int
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
     """The fields that are read from a change event."""
 
     op: str
-    source: Source
+    source: EventSource
     before: Raw = Raw(NULL)
     after: Raw = Raw(NULL)
 

@@ -10,8 +10,6 @@ from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.cutting import Cutter, Limits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cdc.config import Config
     from cdc.events import LSN
     from lockstep.jobs.cuts.cutting import Cut
@@ -19,14 +17,9 @@ if TYPE_CHECKING:
 
 
 class CutTail:
-    """One follower's cuts, from the store's frontier on; none ends above the LSN `through`.
+    """One follower's cuts, from the store's frontier on; none ends above the LSN `through`."""
 
-    The file `pace` holds the recent size of an event in bytes, once the follower has measured it.
-    """
-
-    def __init__(
-        self, config: Config, name: str, state: StoreState, through: LSN | None, pace: Path
-    ) -> None:
+    def __init__(self, config: Config, name: str, state: StoreState, through: LSN | None) -> None:
         follower = config.followers[name]
         self._cutter = Cutter(
             state.applied,
@@ -35,11 +28,19 @@ class CutTail:
             state.reached,
             through,
         )
-        self._pace = pace
         self._tail = FrontierTail(config, state.applied.place, state.applied.seq)
 
     def close(self) -> None:
         self._tail.close()
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether all cuts were returned that were in the log when it was opened."""
+        return self._tail.has_caught_up and not self._cutter.waiting
+
+    def limit(self, event_bytes: float) -> None:
+        """Limit cuts in bytes by this recent size of an event."""
+        self._cutter.limits.event_bytes = event_bytes
 
     def next(self, seconds: float) -> Cut | None:
         """Return the next cut; None if there is none within these seconds. Raises GapError."""
@@ -47,8 +48,6 @@ class CutTail:
         wait = seconds if cutter.waiting == 0 else 0.0
         for record, offset in () if cutter.has_enough else self._tail.arrivals(wait):
             cutter.add(record, offset)
-        if self._pace.exists():
-            cutter.limits.event_bytes = float(self._pace.read_text("ascii") or 0)
         cut = cutter.take(time.monotonic())
         if cut is None and cutter.waiting:
             time.sleep(seconds / 10)  # the next cut is not due yet

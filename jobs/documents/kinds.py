@@ -12,7 +12,7 @@ Added or dropped columns change every document, regardless of which rows changed
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.rows import NodeRows
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdc.config.followers import Document
+    from lockstep.jobs.documents.mirror import MirrorVersion
     from lockstep.sinks.documents import Row, Terms
 
 SCHEMA: Final = "documents"
@@ -40,12 +41,21 @@ class DocumentTables(Protocol):
         """Yield the rows whose `columns` are among `wanted`."""
         ...
 
+    def trace(
+        self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
+        """Yield the same rows with at least their keys and terms."""
+        ...
+
     def every(self, node: Node) -> Iterator[Row]:
         """Yield all rows."""
         ...
 
     def difference(self, node: Node, since: Self) -> tuple[Iterable[Row], Iterable[Row]]:
-        """Return the rows that only `since` has, and those that it lacks; a changed row is both."""
+        """Return the rows that only `since` has, and those that it lacks; a changed row is both.
+
+        With at least their keys and terms.
+        """
         ...
 
     def differ(self, table: str, since: Self) -> bool:
@@ -92,8 +102,8 @@ class DocumentKind:
             node: new.difference(node, old) for node in self.rows if new.differ(node.table, old)
         }
         nothing: tuple[Iterable[Row], Iterable[Row]] = (), ()
-        roots = affected(self.root, lambda node: found.get(node, nothing)[0], old.find) | affected(
-            self.root, lambda node: found.get(node, nothing)[1], new.find
+        roots = affected(self.root, lambda node: found.get(node, nothing)[0], old.trace) | affected(
+            self.root, lambda node: found.get(node, nothing)[1], new.trace
         )
         yield from self._documents(roots, new, applied)
 
@@ -115,6 +125,15 @@ class DocumentKind:
         self, rows: Sequence[Row], gone: Iterable[bytes], tables: DocumentTables, applied: Applied
     ) -> Changes:
         made = zip(rows, documents(self.root, rows, tables.find), strict=True)
+        return self.complete(made, applied, gone)
+
+    def complete(
+        self,
+        made: Iterable[tuple[Row, bytes]],
+        applied: Applied,
+        gone: Iterable[bytes] = (),
+    ) -> Changes:
+        """Return the changes of documents that were made, and of roots that are gone."""
         changes = [self._change(row.key, document, applied) for row, document in made]
         changes += [self._change(key, None, applied) for key in gone]
         return Changes((self.version,), changes)
@@ -129,6 +148,19 @@ class DocumentKind:
             applied.committed_at_us,
             op="d" if document is None else "c",
         )
+
+
+class DocumentBuild(NamedTuple):
+    """One kind of document, to be built from tables; pickled."""
+
+    name: str
+    document: Document
+    versions: Mapping[str, Version]
+    places: Mapping[str, MirrorVersion]
+    applied: Applied
+
+    def kind(self) -> DocumentKind:
+        return DocumentKind(self.name, self.document, self.versions)
 
 
 def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node:

@@ -51,7 +51,18 @@ class MirrorTables:
 
     def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
         """Yield the rows of the node's table whose `columns` are among `wanted`: a `Find`."""
-        table = self.open(node.table)
+        return self._found(self._rows[node], columns, wanted)
+
+    def trace(
+        self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
+        """Yield the same rows with their keys and terms only."""
+        return self._found(self._rows[node].traced, columns, wanted)
+
+    def _found(
+        self, reader: NodeRows, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
+        table = self.open(reader.node.table)
         if table is None or not wanted:
             return
         schema = pa.schema(table.schema().to_arrow())
@@ -59,7 +70,7 @@ class MirrorTables:
             _among(schema, column, {terms[at] for terms in wanted})
             for at, column in enumerate(columns)
         ]
-        for row in self._read(node, table, tests):
+        for row in _read(reader, table, tests):
             if row.of(columns) in wanted:
                 yield row
 
@@ -67,10 +78,10 @@ class MirrorTables:
         """Yield all rows of the node's table."""
         table = self.open(node.table)
         if table is not None:
-            yield from self._read(node, table, [])
+            yield from _read(self._rows[node], table, [])
 
     def difference(self, node: Node, since: MirrorTables) -> tuple[Iterable[Row], Iterable[Row]]:
-        """Return the rows that only `since` has, and those that it lacks.
+        """Return the rows that only `since` has, and those that it lacks: keys and terms only.
 
         By the files that changed or, where the commits do not show these, by all rows.
         """
@@ -85,15 +96,14 @@ class MirrorTables:
         before, after = since.open(node.table), self.open(node.table)
         assert before is not None
         assert after is not None
-        special = (delta_layout.CURRENT, delta_layout.DELETED)
-        columns = tuple(dict.fromkeys((*node.key, *self._rows[node].columns, *special)))
+        reader = self._rows[node].traced
+        columns = (*reader.columns, delta_layout.CURRENT, delta_layout.DELETED)
         found = delta_difference.between(before, after, columns)
         if found is None:
             return None
         old, new = (_live_rows(side) for side in found)
         key = [*node.key, delta_layout.SEQ]
         sides = _without(old, new, key), _without(new, old, key)
-        reader = self._rows[node]
         gone, newer = (
             {
                 (row.key, seq): row
@@ -121,14 +131,15 @@ class MirrorTables:
             f"(n.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)})"
             for name in (*node.key, delta_layout.SEQ)
         )
-        columns = self._selected(node, before, "o")
+        reader = self._rows[node].traced
+        columns = _selected(reader, before, "o")
         live = _live(before, "o"), _live(after, "n")
         query = (
             f"SELECT {columns} FROM o WHERE {live[0]} AND NOT EXISTS"  # noqa: S608 - quoted
             f" (SELECT 1 FROM n WHERE {live[1]} AND {same})"
         )
         builder = QueryBuilder().register("o", before).register("n", after)
-        yield from self._rows_of(node, builder, query)
+        yield from _rows_of(reader, builder, query)
 
     def open(self, name: str) -> DeltaTable | None:
         """Return the table at its version; None if the frontier has none."""
@@ -142,24 +153,26 @@ class MirrorTables:
     def differ(self, table: str, since: MirrorTables) -> bool:
         return self._places.get(table) != since._places.get(table)
 
-    def _read(self, node: Node, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
-        columns = self._selected(node, table, _TABLE)
-        where = " AND ".join([_live(table, _TABLE), *filter(None, tests)])
-        query = f"SELECT {columns} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
-        yield from self._rows_of(node, QueryBuilder().register(_TABLE, table), query)
 
-    def _selected(self, node: Node, table: DeltaTable, name: str) -> str:
-        """Return the selected columns; a column that this version of the table lacks is NULL."""
-        there = {field.name for field in table.schema().fields}
-        return ", ".join(
-            f"{name}.{_quoted(each)}" if each in there else f"NULL AS {_quoted(each)}"
-            for each in self._rows[node].columns
-        )
+def _read(reader: NodeRows, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
+    columns = _selected(reader, table, _TABLE)
+    where = " AND ".join([_live(table, _TABLE), *filter(None, tests)])
+    query = f"SELECT {columns} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
+    yield from _rows_of(reader, QueryBuilder().register(_TABLE, table), query)
 
-    def _rows_of(self, node: Node, builder: QueryBuilder, query: str) -> Iterator[Row]:
-        reader = self._rows[node]
-        for batch in pa.RecordBatchReader.from_stream(builder.execute(query)):
-            yield from reader.read(batch)
+
+def _selected(reader: NodeRows, table: DeltaTable, name: str) -> str:
+    """Return the selected columns; a column that this version of the table lacks is NULL."""
+    there = {field.name for field in table.schema().fields}
+    return ", ".join(
+        f"{name}.{_quoted(each)}" if each in there else f"NULL AS {_quoted(each)}"
+        for each in reader.columns
+    )
+
+
+def _rows_of(reader: NodeRows, builder: QueryBuilder, query: str) -> Iterator[Row]:
+    for batch in pa.RecordBatchReader.from_stream(builder.execute(query)):
+        yield from reader.read(batch)
 
 
 def _live_rows(rows: pa.Table) -> pa.Table:

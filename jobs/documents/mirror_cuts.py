@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from lockstep.jobs.cuts.schemas import version
-from lockstep.jobs.documents.kinds import DocumentKind, DocumentTables, tree
+from lockstep.jobs.documents.kinds import DocumentBuild, DocumentKind, DocumentTables, tree
 from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
 from lockstep.sinks.delta import frontiers as delta_frontiers
 from lockstep.sinks.delta import lake as delta_lake
@@ -24,8 +25,6 @@ from lockstep.sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from deltalake import DeltaTable
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
@@ -109,6 +108,23 @@ class MirrorCuts:
                     raise
                 raise self._lost(before.applied) from error
 
+    def builds(self, cut: MirrorCut) -> tuple[list[DocumentBuild], int] | None:
+        """Return what executors build, and its size in bytes; None if it is no first build.
+
+        Also None if the mirror's storage has options of delta-rs: Spark has none of them.
+        """
+        if cut.before is not None or self._storage:
+            return None
+        after, versions = cut.after, self._versions(cut.after.applied.lsn)
+        found, size = [], 0
+        for kind in self.kinds(after.applied):
+            places = self._places(after, kind)
+            name = kind.root.name
+            document = self._documents[name]
+            found.append(DocumentBuild(name, document, versions, places, after.applied))
+            size += sum(delta_lake.size(DeltaTable(*place)) for place in places.values())
+        return found, size
+
     @property
     def names(self) -> tuple[str, ...]:
         """The documents' names."""
@@ -135,13 +151,18 @@ class MirrorCuts:
         ]
 
     def _tables(self, row: delta_frontiers.FrontierRow, kind: DocumentKind) -> DocumentTables:
+        return MirrorTables(self._places(row, kind), kind.rows, self._storage)
+
+    def _places(
+        self, row: delta_frontiers.FrontierRow, kind: DocumentKind
+    ) -> dict[str, MirrorVersion]:
         places, versions = {}, row.versions
         for node, rows in kind.rows.items():
             place = rows.topic.removeprefix(f"{self._config.prefix}.")
             if place in versions:
                 path = delta_layout.path(self._root, self._config.prefix, rows.topic)
                 places[node.table] = MirrorVersion(path, versions[place])
-        return MirrorTables(places, kind.rows, self._storage)
+        return places
 
     def _frontiers(self) -> DeltaTable | None:
         path = f"{self._root.rstrip('/')}/{delta_frontiers.NAME}"

@@ -5,6 +5,7 @@ One `NodeRows` per node: it reads only the columns that the node shows, joins by
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,7 @@ class NodeRows:
     """Reads rows of one table version for one node."""
 
     def __init__(self, node: Node, version: Version) -> None:
-        self.node, self.topic = node, version.topic
+        self.node, self.version, self.topic = node, version, version.topic
         ties, order = node.ties, tuple(name for name, _ in node.order)
         wanted = tuple(dict.fromkeys((*node.columns, *ties, *order)))
         known = {column.name: column for column in version.columns}
@@ -44,6 +45,11 @@ class NodeRows:
         self._labels = {name: msgspec.json.encode(name) + b":" for name in wanted}
         self._compared = frozenset((*ties, *order))
         self.columns = (*wanted, delta_layout.SEQ, delta_layout.EXACT)
+
+    @cached_property
+    def traced(self) -> NodeRows:
+        """The same rows with their keys and terms only, for ways up to a root."""
+        return NodeRows(self.node._replace(columns=(), order=()), self.version)
 
     def read(self, batch: pa.RecordBatch) -> Iterator[Row]:
         """Yield the rows of a batch that has `columns`."""

@@ -26,6 +26,7 @@ from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import snapshots
 from lockstep.jobs.apply.following import Following
+from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.apply.positions import is_of_this_log
 from lockstep.jobs.apply.refilling import direct, rekeyed, shortened
 from lockstep.jobs.apply.running import Run
@@ -33,15 +34,14 @@ from lockstep.jobs.apply.stores import kind
 from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.frontiers import Frontiers
 from lockstep.jobs.cuts.schemas import version
-from lockstep.jobs.documents.following import DocumentsFollowing
 from lockstep.jobs.documents.kinds import SCHEMA
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.generations.comparing import Holding, Newest
+from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.contract import Applied, Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -72,13 +72,12 @@ class LogBuilder:
     def __init__(
         self,
         config: Config,
-        path: Path,
         name: str,
         spark: Callable[[], SparkSession],
         progress: Callable[[str], None],
     ) -> None:
-        """`path` is the configuration file; `spark` starts a session when it is needed."""
-        self._config, self._path, self._name = config, path, name
+        """`spark` starts a session, or returns the one that was started before."""
+        self._config, self._name = config, name
         self._spark, self._progress = spark, progress
         # The tables whose rows are read again, and the seq above which all of those rows are.
         self._again: frozenset[str] | None = None
@@ -164,11 +163,10 @@ class LogBuilder:
         there = sink.generations().get(generation) if isinstance(sink, Generations) else None
         at = (target.epoch, target.lsn, target.seq)
         if there and (there.epoch, there.lsn, there.seq) == at:
-            return there  # avoids a Spark session, which takes seconds to start
+            return there
         following = Following(
-            self._spark(),
+            SparkStart(self._spark, {self._name}),
             self._config,
-            self._path,
             self._name,
             sink,
             until=target.lsn,
@@ -256,8 +254,15 @@ class MirrorBuilder:
 
     keeps_seqs = False
 
-    def __init__(self, config: Config, name: str, progress: Callable[[str], None]) -> None:
-        self._config, self._name, self._progress = config, name, progress
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        progress: Callable[[str], None],
+        spark: Callable[[], SparkSession] | None = None,
+    ) -> None:
+        """`spark` starts a session when it is needed."""
+        self._config, self._name, self._progress, self._spark = config, name, progress, spark
         self._mirror = MirrorCuts(config, name)
 
     def tables(self) -> list[str]:
@@ -279,7 +284,12 @@ class MirrorBuilder:
             )
         target = cut.after.applied
         following = DocumentsFollowing(
-            self._config, self._name, sink, until=target.lsn, exactly=True
+            self._config,
+            self._name,
+            sink,
+            spark=self._spark,
+            until=target.lsn,
+            exactly=True,
         )
         return _run(self._config, self._name, generation, following, target.seq, self._progress)
 

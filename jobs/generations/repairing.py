@@ -17,7 +17,6 @@ from lockstep.sinks.contract import Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -29,11 +28,9 @@ if TYPE_CHECKING:
 class Repair:
     """The repair of one follower's store: `Run` calls it with what the store has lost."""
 
-    def __init__(
-        self, config: Config, path: Path, name: str, spark: Callable[[], SparkSession]
-    ) -> None:
-        """`path` is the configuration file; `spark` waits for the session."""
-        self._config, self._path, self._name, self._spark = config, path, name, spark
+    def __init__(self, config: Config, name: str, spark: Callable[[], SparkSession]) -> None:
+        """`spark` waits for the session."""
+        self._config, self._name, self._spark = config, name, spark
 
     def __call__(self, run: Run, sink: Sink, error: StoreLostError) -> None:
         """Return once readers see a generation that has everything."""
@@ -52,7 +49,7 @@ class Repair:
         builder = (
             MirrorBuilder(self._config, self._name, progress)
             if self._config.followers[self._name].documents
-            else LogBuilder(self._config, self._path, self._name, self._spark, progress)
+            else LogBuilder(self._config, self._name, self._spark, progress)
         )
         reported = run.read_report()
         rebuild = Rebuild(

@@ -161,7 +161,7 @@ class Span(NamedTuple):
     parts: tuple[CutPart, ...]
 
 
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """What one task reads; pickled."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Task(InputPartition):
         return sum(part.events for span in self.spans for part in span.parts)
 
 
-class Batch(NamedTuple):
+class CutBatch(NamedTuple):
     """Cuts in sequence, and the epochs in which their events were written."""
 
     cuts: list[Cut]
@@ -209,7 +209,7 @@ class Planner:
         if self._tail is not None:
             self._tail.close()
 
-    def batch(self, most: int, until: int | None = None) -> Batch:
+    def batch(self, most: int, until: int | None = None) -> CutBatch:
         """Return the next cuts: of up to about `most` events, of what the log has now.
 
         Given `until`, an offset of the frontier topic, it waits for the records before that.
@@ -236,7 +236,7 @@ class Planner:
                 epoch=last.epoch, lsn=last.lsn, seq=last.seq, place=last.place
             )
             self._epochs = {last.epoch}
-        return Batch(cuts, epochs)
+        return CutBatch(cuts, epochs)
 
     def _arrivals(self, until: int | None) -> list[tuple[FrontierRecord, int]]:
         """Return the next records, none if there are none now; wait for those before `until`.
@@ -275,7 +275,7 @@ class Planner:
         )
 
 
-def tasks(asked: Wanted, batch: Batch) -> list[Task]:
+def tasks(asked: Wanted, batch: CutBatch) -> list[ReadTask]:
     """Return the tasks that read a batch.
 
     There is one for each topic and cut, or one a partition if the cut is large; of net changes one
@@ -304,7 +304,7 @@ def tasks(asked: Wanted, batch: Batch) -> list[Task]:
     schemas.refresh()
     floors = _floors(asked, batch.cuts) if asked.net else None
     return [
-        Task(
+        ReadTask(
             topic,
             each,
             schemas.known(topic),
@@ -352,9 +352,9 @@ class _Reader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Of an empty range, Spark asks for a partition of its own.
-        return self._rows(partition) if isinstance(partition, Task) else iter(())
+        return self._rows(partition) if isinstance(partition, ReadTask) else iter(())
 
-    def _rows(self, task: Task) -> Iterator[pa.RecordBatch]:
+    def _rows(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows, once all its events are known to be there."""
         prefix = self._asked.config.prefix
         table = names.table_name(prefix, task.topic)
@@ -408,7 +408,7 @@ class _Reader:
     def _events(
         pieces: Iterable[tuple[list[bytes | None], list[bytes]]],
         bounds: Bounds,
-        task: Task,
+        task: ReadTask,
         letters: CutLetters,
     ) -> Iterator[ChangeEvent]:
         for keys, values in pieces:
@@ -467,7 +467,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         super().__init__(asked, schema)
         self._planner: Planner | None = None
         # The last planned batch, by its start and end.
-        self._planned: tuple[dict[str, Any], dict[str, Any], Batch] | None = None
+        self._planned: tuple[dict[str, Any], dict[str, Any], CutBatch] | None = None
         self._end: Applied | None = None  # of Trigger.AvailableNow
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's

@@ -1,4 +1,4 @@
-"""The Spark session of our jobs: the active one, or one with suitable settings.
+"""The Spark session of our jobs: the active one, or one with suitable settings; and its end.
 
 Settings that affect values are set in every session of ours: UTC, unmodified dates (no rebase to
 the Julian calendar), timestamps in microseconds, no speculation (of two copies of a task one fences
@@ -16,18 +16,21 @@ import shlex
 import shutil
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from cdc.errors import ConfigError
+from cdc.errors import CDCError, ConfigError, Exit, StoppedError
 from cdc.runtime.java import OLDEST, system_java
 from cdc.runtime.spark import DELTA, NO_MEMORY, VALUES
 from lockstep.jobs.spark import source_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import threading
+    from collections.abc import Iterator, Mapping, Sequence
 
 # Without spark-submit.
 _SMALL: Final = {
@@ -65,6 +68,21 @@ exec {python} "$@"
 """
 # How many attempts a task gets in total, in a local session too.
 _TRIES: Final = 4
+# How long a signal to several processes may take to reach this one.
+_SIGNAL_SECONDS: Final = 1.0
+
+
+class SparkEndedError(CDCError):
+    """The session's JVM has ended: this process can do nothing further with Spark."""
+
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark's JVM has ended",
+            hint="start the job again: it continues from its stores. If memory is short, see"
+            " spark.driver.memory",
+        )
 
 
 def session(
@@ -82,10 +100,7 @@ def session(
     """
     active = SparkSession.getActiveSession()
     if active is not None:
-        own = active.newSession()
-        for key, value in VALUES.items():
-            own.conf.set(key, value)
-        return own
+        return _with_values(active)
     settings = {**VALUES, "spark.speculation": "false", **(DELTA if delta else {})}
     made = None
     if not submitted():
@@ -112,6 +127,45 @@ def session(
     if made is not None:
         delete_with_jvm(started, made.parent)
     return started
+
+
+def _with_values(started: SparkSession) -> SparkSession:
+    """Return a new session with its own settings, and with those that affect values."""
+    own = started.newSession()
+    for key, value in VALUES.items():
+        own.conf.set(key, value)
+    return own
+
+
+@contextmanager
+def work_session(
+    started: SparkSession, title: str, stopping: threading.Event
+) -> Iterator[SparkSession]:
+    """Make a session for one piece of work, active in this thread; Spark's UI shows the title.
+
+    Raises SparkEndedError if the JVM ends meanwhile, unless that is because of `stopping`.
+    """
+    try:
+        own = _with_values(started)
+        assert own._jvm is not None, "it has been started"  # noqa: SLF001 - as below
+        classes = SparkSession._get_j_spark_session_class(own._jvm)  # noqa: SLF001 - PySpark has no other way
+        classes.setActiveSession(own._jsparkSession)  # noqa: SLF001 - as above
+        own.sparkContext.setJobDescription(title)
+        yield own
+    except (Py4JError, ConnectionError) as error:
+        if not has_ended(error):
+            raise
+        # A signal to all processes may end the JVM before this one has read its own.
+        if stopping.wait(_SIGNAL_SECONDS):
+            raise StoppedError from error
+        raise SparkEndedError from error
+
+
+def has_ended(error: Exception) -> bool:
+    """Return whether the JVM has ended: it threw no exception, and no longer answers."""
+    # If it ends during a call there is no answer, which py4j reports as a plain Py4JError.
+    silent = type(error) is Py4JError and "Trace:" not in str(error)
+    return silent or isinstance(error, Py4JNetworkError | ConnectionError)
 
 
 def _python_of(started: SparkSession) -> Path | None:

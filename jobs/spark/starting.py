@@ -1,39 +1,68 @@
 """A Spark session that starts while followers already work without it.
 
-Starting a JVM takes most of a small machine for ten seconds. So it waits until each follower has
-caught up with the log or cannot continue without it, though not for long.
+Starting a JVM takes most of a small machine for ten seconds, and those are the seconds in which
+followers catch up after a restart. So it waits until each of them has, or until one cannot continue
+without it, though not for long: a large cut should find Spark running.
 """
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final
 
+from cdc.errors import StoppedError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pyspark.sql import SparkSession
 
+    from cdc.config import Config
+
 # How long followers may work before Spark starts anyway.
-_WAIT_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.1
 
 
 class SparkStart:
-    """Starts a session in a thread of its own, once all `followers` want it."""
+    """Starts a session in a thread of its own, once all `followers` or a large cut want it."""
 
     def __init__(self, start: Callable[[], SparkSession], followers: set[str]) -> None:
         self.session: Future[SparkSession] = Future()
         self._start, self._missing = start, set(followers)
-        self._wanted = threading.Event()
+        self._wanted, self._starting = threading.Event(), threading.Lock()
+        self._is_started = False
         if followers:
-            threading.Thread(target=self._run, name="spark-start", daemon=True).start()
+            self._begin()
 
     def want(self, follower: str) -> None:
-        """Note that a follower has nothing more to do without Spark."""
+        """Note that a follower has caught up."""
         self._missing.discard(follower)
         if not self._missing:
             self._wanted.set()
+
+    def now(self) -> SparkSession:
+        """Return the session, which starts now if it has not."""
+        return self.started(threading.Event())
+
+    def started(self, stopping: threading.Event) -> SparkSession:
+        """Return the session, which starts now if it has not; raise the error that prevents it.
+
+        Raises StoppedError if `stopping` is set first.
+        """
+        self._wanted.set()
+        self._begin()
+        while not stopping.is_set():
+            if wait([self.session], _POLL_SECONDS).done:
+                return self.session.result()
+        raise StoppedError
+
+    def _begin(self) -> None:
+        with self._starting:
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="spark-start", daemon=True).start()
 
     def _run(self) -> None:
         self._wanted.wait(_WAIT_SECONDS)
@@ -41,3 +70,14 @@ class SparkStart:
             self.session.set_result(self._start())
         except BaseException as error:  # noqa: BLE001 - raised where the session is used
             self.session.set_exception(error)
+
+
+def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
+    """Start the session that these followers need."""
+    from cdc.runtime import spark as files  # noqa: PLC0415 - only where there is no spark-submit
+    from cdc.runtime.progress import Progress  # noqa: PLC0415 - as above
+    from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
+
+    chosen = [config.followers[name] for name in followers]
+    delta = any(each.delta is not None or each.documents for each in chosen)
+    return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))

@@ -1,7 +1,7 @@
 """One suite for every store: the guarantees of `lockstep.contract`, tested on a sink.
 
 ```console
-$ pytest --pyargs lockstep.conformance -p lockstep.conformance.plugin --sink=my_tests:store
+$ pytest --pyargs lockstep.conformance --sink=my_tests:store
 ```
 
 `my_tests.store` is a function that gets an empty folder and returns a `StoreUnderTest` of its own.

@@ -1,4 +1,7 @@
-"""The suite's fixtures, and the option that names the store to test."""
+"""The suite's fixtures: loaded by the option `--sink`, which names the store to test.
+
+With `-p lockstep.conformance.plugin` also where Lockstep is not installed.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,17 @@ from typing import cast
 
 import pytest
 
+from lockstep.conformance.option import pytest_addoption
 from lockstep.conformance.store import StoreUnderTest
 from lockstep.sinks.contract import Generations, Sink
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--sink`."""
-    parser.addoption("--sink", help="module:function that returns a store to test, in a folder")
+__all__ = ["pytest_addoption", "several", "sink", "store"]
 
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUnderTest:
     """Return an empty store."""
-    module, _, name = str(request.config.getoption("--sink")).partition(":")
+    module, _, name = str(request.config.getoption("lockstep_sink", "")).partition(":")
     if not name:
         raise pytest.UsageError("name the store to test: --sink=module:function")
     return cast("StoreUnderTest", getattr(import_module(module), name)(tmp_path))

@@ -10,6 +10,9 @@ Two copies of a follower: each commit is a Delta transaction of the same app, so
 fails, reloads the table, and finds the work done. A copy that lags skips the changes that the
 mirrors already hold, and writes no row while any mirror is ahead of its own frontier. So no deleted
 row reappears, and no tombstones are needed.
+
+A mirror that cannot take its changes holds back the frontier, which all tables share, and nothing
+else: the cut is applied to the other mirrors first, and the error names the table.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError, StoreLostError, UnavailableError
+from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
 from cdc.events import table_name, unescaped_table
 from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
 from lockstep.sinks.delta import actions, buckets, generations, lake, layout, merge, vectors
@@ -333,13 +336,31 @@ class DeltaSink:
         return self._mirrors[place]
 
     def _every(self, do: Callable[[str, T], R], of: Sequence[tuple[str, T]]) -> list[R]:
-        """Call `do` for each table, several at a time; raise the first error once all are done."""
-        if len(of) < 2:  # noqa: PLR2004 - one needs no thread
-            return [do(place, each) for place, each in of]
+        """Call `do` for each table, several at a time; raise an error once all are done.
+
+        Of several errors, one that a retry cannot fix.
+        """
         self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "delta")
-        running = [self._pool.submit(do, place, each) for place, each in of]
-        wait(running)
-        return [each.result() for each in running]
+        running = {place: self._pool.submit(do, place, each) for place, each in of}
+        wait(running.values())
+        errors = {place: each.exception() for place, each in running.items()}
+        for place, error in sorted(errors.items(), key=lambda each: _is_retried(each[1])):
+            if error is not None:
+                raise self._named(place, error)
+        return [each.result() for each in running.values()]
+
+    def _named(self, place: str, error: BaseException) -> BaseException:
+        """Return the error with its table's name."""
+        name = self._mirrors[place].name
+        if isinstance(error, CDCError) and name not in error.what:
+            error.what = f"{name}: {error.what}"
+        elif not isinstance(error, CDCError):
+            error.add_note(name)
+        return error
+
+
+def _is_retried(error: BaseException | None) -> bool:
+    return isinstance(error, CDCError) and error.policy is not Policy.HALT
 
 
 def keeper_of(settings: Settings, generation: int) -> Keeper:

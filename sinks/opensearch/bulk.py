@@ -21,7 +21,7 @@ from lockstep.sinks.opensearch.client import Reason, reason_of, refusal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from lockstep.sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.client import OpenSearchClient
 
 # A request of a few megabytes costs the server less per document than smaller ones, and larger ones
 # are no cheaper; enough concurrent requests to keep it busy while an answer is read.
@@ -88,7 +88,7 @@ _ANSWER: Final = msgspec.json.Decoder(_Answer)
 
 
 def send(
-    client: Client, write_alias: str, actions: Iterable[Action], *, refresh: bool = False
+    client: OpenSearchClient, write_alias: str, actions: Iterable[Action], *, refresh: bool = False
 ) -> BulkOutcome:
     """Apply actions of distinct ids through the alias `write_alias`, several requests at a time."""
     parts = list(_parts(actions))
@@ -122,7 +122,7 @@ def _joined(outcomes: Iterable[BulkOutcome]) -> BulkOutcome:
 
 
 def _send_all(
-    client: Client, write_alias: str, part: list[Action], *, refresh: bool
+    client: OpenSearchClient, write_alias: str, part: list[Action], *, refresh: bool
 ) -> BulkOutcome:
     """Retry until every action is applied, stale or refused."""
     outcomes = list[BulkOutcome]()
@@ -140,7 +140,7 @@ def _send_all(
 
 
 def _once(
-    client: Client, write_alias: str, part: list[Action], *, refresh: bool
+    client: OpenSearchClient, write_alias: str, part: list[Action], *, refresh: bool
 ) -> tuple[BulkOutcome, list[Action], Reason]:
     """Send one request; return its outcome, and the actions to send again, with a reason."""
     answer = client.call(
@@ -171,7 +171,7 @@ def _once(
 
 
 def _smaller(
-    client: Client, write_alias: str, part: list[Action], *, refresh: bool
+    client: OpenSearchClient, write_alias: str, part: list[Action], *, refresh: bool
 ) -> tuple[BulkOutcome, list[Action], Reason]:
     """Send each half separately; refuse a single document that is too large."""
     why = Reason("content_too_long", "larger than http.max_content_length, or a proxy's limit")

@@ -61,7 +61,7 @@ class _Bytes(JSONSerializer):
         return data
 
 
-class Client:
+class OpenSearchClient:
     """Connections to one cluster, opened by the first request; thread-safe."""
 
     def __init__(self, url: str, user: str | None, password: str | None, ca: str | None) -> None:

@@ -23,7 +23,7 @@ from lockstep.sinks.opensearch.client import Shards, refusal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lockstep.sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.client import OpenSearchClient
 
 log: Final = logging.getLogger("lockstep.sinks.opensearch.sink")
 
@@ -78,7 +78,7 @@ class _LetterPage(msgspec.Struct):
 class DeadLetterIndex:
     """The dead letters of a follower, by owner and `_id`."""
 
-    def __init__(self, client: Client, alias: str, follower: str) -> None:
+    def __init__(self, client: OpenSearchClient, alias: str, follower: str) -> None:
         self._client, self._alias, self._follower = client, alias, follower
         self._known: defaultdict[LetterOwner, dict[bytes, int]] = defaultdict(dict)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.sinks.opensearch.bulk import Action, Refused
-from lockstep.sinks.opensearch.client import Client, Got, Reason, Shards, refusal
+from lockstep.sinks.opensearch.client import Got, OpenSearchClient, Reason, Shards, refusal
 from lockstep.sinks.opensearch.mapping import Properties
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class _Refreshed(msgspec.Struct):
 class Indices:
     """Requests about indices; the follower's record defines which must exist."""
 
-    def __init__(self, client: Client, group: str, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, client: OpenSearchClient, group: str, settings: Mapping[str, object]
+    ) -> None:
         self._client, self._group = client, group
         self._settings = {f"index.{n.removeprefix('index.')}": v for n, v in _flat(settings)}
         if self._settings.get("index.translog.durability", "request") != "request":

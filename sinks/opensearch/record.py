@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lockstep.sinks.contract import Applied
-    from lockstep.sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.client import OpenSearchClient
 
 FORMAT: Final = 1
 # Each lost race is another copy's progress, so this many in a row have another cause.
@@ -136,7 +136,7 @@ class FollowerRecords:
 
     def __init__(
         self,
-        client: Client,
+        client: OpenSearchClient,
         alias: str,
         follower: str,
         pipeline: str,

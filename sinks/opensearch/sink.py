@@ -28,7 +28,7 @@ from lockstep.sinks.contract import (
     expect_tables,
 )
 from lockstep.sinks.opensearch.bulk import Action, send
-from lockstep.sinks.opensearch.client import Client
+from lockstep.sinks.opensearch.client import OpenSearchClient
 from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
 from lockstep.sinks.opensearch.generations import (
     clear_other_aliases,
@@ -66,7 +66,9 @@ class OpenSearchSink:
     def _connect(self, opened: tuple[int | None, str | None, bool]) -> None:
         options = self.options
         prefix, follower = index_part(options.prefix), options.follower
-        self._client = Client(options.url, options.user, options.password, options.ca_file)
+        self._client = OpenSearchClient(
+            options.url, options.user, options.password, options.ca_file
+        )
         ours = f"{prefix}-followers"
         self._records = FollowerRecords(self._client, ours, follower, options.pipeline, opened)
         self._indices = Indices(self._client, f"{ours}-{follower}", options.settings)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lockstep.sinks.contract import Changes, Version
-    from lockstep.sinks.opensearch.client import Client
+    from lockstep.sinks.opensearch.client import OpenSearchClient
     from lockstep.sinks.opensearch.indices import Indices
 
 
@@ -50,7 +50,7 @@ class WrittenTables:
     def __init__(
         self,
         options: OpenSearchOptions,
-        client: Client,
+        client: OpenSearchClient,
         records: FollowerRecords,
         indices: Indices,
         dead: DeadLetterIndex,

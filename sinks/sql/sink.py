@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from cdc.errors import ConfigError, InvariantError, StoreLostError
 from lockstep.sinks.contract import Applied, StoreState, expect_alone, expect_key
 from lockstep.sinks.sql.database import Database, translated
-from lockstep.sinks.sql.tables import Known, Tables
+from lockstep.sinks.sql.tables import KnownTable, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SCHEMA: Final = "public"  # of our own table in Postgres, where the follower has no `schema`
 
 
-class Settings(NamedTuple):
+class SqlSettings(NamedTuple):
     """The configuration of a follower in a database."""
 
     url: str
@@ -46,7 +46,7 @@ class SqlSink:
     complete_rows = False
     parallel = False
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SqlSettings) -> None:
         self._database = Database(settings.url)
         if settings.schema and not self._database.is_postgres:
             raise ConfigError("SQLite has no schemas", hint="leave out `sql.schema`")
@@ -188,7 +188,7 @@ class SqlSink:
         if found is None or found.token != self._token:
             raise StoreLostError("another generation, or another store, is in its place")
         if tables:
-            self._tables.known = msgspec.json.decode(found.tables, type=dict[str, Known])
+            self._tables.known = msgspec.json.decode(found.tables, type=dict[str, KnownTable])
         nothing = Applied.beginning("", found.generation)
         applied = (
             Applied.from_fields(msgspec.json.decode(found.applied)) if found.applied else nothing

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SEQ: Final = "_lockstep_seq"
 
 
-class Known(msgspec.Struct):
+class KnownTable(msgspec.Struct):
     """A table of the follower."""
 
     source: str
@@ -42,7 +42,7 @@ class Tables:
 
     def __init__(self, database: Database, schema: str) -> None:
         self._database, self._schema = database, schema
-        self.known: dict[str, Known] = {}  # by place
+        self.known: dict[str, KnownTable] = {}  # by place
         self._values: dict[int, dict[str, ColumnValues]] = {}
 
     def place(self, version: Version) -> str:
@@ -59,7 +59,7 @@ class Tables:
             empty = "DELETE FROM" if self._database.is_postgres else "DROP TABLE"
             connection.exec_driver_sql(f"{empty} {place}")
         self.known = {
-            place: Known(known.source, dict.fromkeys(known.columns, ""))
+            place: KnownTable(known.source, dict.fromkeys(known.columns, ""))
             for place, known in self.known.items()
             if self._database.is_postgres and place not in missing
         }
@@ -95,7 +95,7 @@ class Tables:
             cut.exec_driver_sql(f"DROP TABLE {place}")
             stored = {}
         if known is None or not stored:
-            self.known[place] = known = Known(version.name, {})
+            self.known[place] = known = KnownTable(version.name, {})
             self._create(cut, version, key, wanted)
             stored = wanted
         for name, kind in wanted.items():

@@ -14,7 +14,7 @@ from lockstep.sinks.contract import Generations
 from lockstep.sinks.delta import generations as delta_generations
 from lockstep.sinks.delta import lake
 from lockstep.sinks.delta.frontiers import Frontiers
-from lockstep.sinks.opensearch.client import Client
+from lockstep.sinks.opensearch.client import OpenSearchClient
 
 # The steps of a switch in a store, in order: it may be killed before each of them.
 STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
@@ -24,7 +24,7 @@ STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
         (Frontiers, "_append"),
         (delta_generations, "_delete"),
     ),
-    "OpenSearchSink": ((Client, "call"),),
+    "OpenSearchSink": ((OpenSearchClient, "call"),),
 }
 
 

@@ -113,7 +113,7 @@ class Follow:
         return code
 
 
-class Watch(threading.Thread):
+class StoreWatcher(threading.Thread):
     """Reads a store over and over; `wrong` lists what no state of the database explains."""
 
     def __init__(self, name: str, read: Callable[[], Reading | None]) -> None:
@@ -185,10 +185,10 @@ class World:
         self.copies: list[Follow] = []
         self._started = 0
         self.watches = [
-            Watch("redis", self.redis.read),
-            Watch("opensearch", self.search.read),
-            Watch("postgres", self.postgres.read),
-            Watch("sqlite", self.sqlite.read),
+            StoreWatcher("redis", self.redis.read),
+            StoreWatcher("opensearch", self.search.read),
+            StoreWatcher("postgres", self.postgres.read),
+            StoreWatcher("sqlite", self.sqlite.read),
         ]
 
     # -- the daemon and the followers -----------------------------------------------------------

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
+from cdc.errors import Exit
 from cdc.log import topics
 from cdc.log.offsets import Question
 from cdc.log.partitions import Partition
@@ -176,3 +179,44 @@ def test_a_stopped_daemon_that_nobody_replaced_goes_on(pipeline: NewPipeline) ->
         daemon.thaw()
         _moves(daemon)
     witness.check()
+
+
+@pytest.mark.long("the other order", sample=["setup"])
+@pytest.mark.parametrize("first", ["setup", "standby"])
+def test_a_setup_that_races_with_a_standby_never_moves_the_log_back(
+    first: str, pipeline: NewPipeline
+) -> None:
+    """`cdc setup` accepts that a table was taken out: the one command that rewrites the record."""
+    line = pipeline(
+        "CREATE TABLE users (id int PRIMARY KEY)", "CREATE TABLE orders (id int PRIMARY KEY)"
+    )
+    file = line.write("without.yaml", source__exclude=["public.orders"])
+    active, standby = line.start(), None
+    active.wait_ready()
+    try:
+        standby = line.start(config_file=file)
+        standby.wait_state("standby")
+        line.database.execute("INSERT INTO users SELECT generate_series(1, 3000)")
+        wait_until(lambda: line.resume()[1].seq == 3000, "the rows do not arrive")
+        line.database.execute("INSERT INTO users SELECT generate_series(3001, 6000)")
+        before = line.resume()[1]
+        active.freeze()
+        name = line.config.publication
+        line.database.execute(f"ALTER PUBLICATION {name} DROP TABLE orders")
+        active.kill()
+        if first == "standby":
+            wait_until(lambda: line.slot("active_pid") is not None, "it does not take over")
+        setup = [sys.executable, "-m", "cdc.cli.main", "setup", "-c", str(file)]
+        done = subprocess.run(setup, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode in {Exit.OK, Exit.CONFIG, Exit.TEMPORARY}, done.stderr
+        assert (line.resume()[1].seq, line.resume()[1].end_lsn) >= (before.seq, before.end_lsn)
+    finally:
+        for daemon in line.daemons:
+            daemon.kill()
+    # Whoever won: repeated, the command leaves a log that continues.
+    subprocess.run(setup, capture_output=True, check=True, timeout=120)
+    line.start(config_file=file).wait_ready()
+    line.database.execute("INSERT INTO users VALUES (6001)")
+    wait_until(lambda: line.resume()[1].seq >= 6001, "the log does not continue")
+    seqs = sorted(each.event["source"]["seq"] for each in data_records(line) if each.value)
+    assert seqs == list(range(1, 6002))

@@ -16,12 +16,12 @@ from typing import Final
 from cdc.decode import pgoutput
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
     OldTuple,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     TupleData,
@@ -32,7 +32,7 @@ from cdc.errors import CDCError
 from cdc.events import LSN
 from tests.property import reference
 from tests.property.pgoutput_writer import encode
-from tests.property.reference import Described, Place
+from tests.property.reference import Described, EventPlace
 from tests.property.stream import PARTITIONS, TIME_US, Session, begin, frame, position
 from tests.property.test_encoder_events import in_order
 
@@ -45,7 +45,7 @@ def _table(
 ) -> tuple[Described, Relation]:
     full = identity is ReplicaIdentity.FULL
     columns = tuple(
-        Column(full or name in key, name, type_id, -1) for name, type_id in types.items()
+        RelationColumn(full or name in key, name, type_id, -1) for name, type_id in types.items()
     )
     relation = Relation(number, "public", f"t{number}", identity, columns)
     return Described(relation, key, schema_id=1, partitions=PARTITIONS), relation
@@ -153,7 +153,7 @@ def check(data: bytes) -> None:
         return
     assert isinstance(message, Insert | Update | Delete)
     if _is_sendable(message, table):
-        place = Place(_LSN_OF_ROW, LSN(0x2000), TIME_US, 771, 1, 1)
+        place = EventPlace(_LSN_OF_ROW, LSN(0x2000), TIME_US, 771, 1, 1)
         assert published is not None, "the encoder refuses what a server could send"
         assert in_order(published) == reference.events(message, table, place)
 

@@ -18,7 +18,7 @@ from cdc.decode import frames
 from cdc.decode.messages import Relation
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
-from cdc.encode.routes import Table
+from cdc.encode.routes import TableRoute
 from cdc.events import LSN
 from cdc.log.batch import Batch
 from cdc.log.records import SchemaRecord
@@ -207,9 +207,9 @@ class _Streamed(Session):
         return version
 
 
-def _table(batch: Batch, version: SchemaRecord, chosen: Any, dead: Any) -> Table:  # noqa: ANN401
+def _table(batch: Batch, version: SchemaRecord, chosen: Any, dead: Any) -> TableRoute:  # noqa: ANN401
     encoder = Encoder(version, DATABASE, "shop", PARTITIONS, chosen)
-    return Table(encoder, batch.topic(version.topic, encoder.partitions), dead)
+    return TableRoute(encoder, batch.topic(version.topic, encoder.partitions), dead)
 
 
 def _order(sent: Sent) -> tuple[str, int, bytes, bytes]:

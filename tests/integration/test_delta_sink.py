@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
+from cdc.errors import CDCError, ConfigError, StoreLostError, SwitchedError, UnavailableError
 from cdc.events import LSN
 from lockstep.conformance.store import CLICKS, LINES, USERS, applied, apply, change, key, row
 from lockstep.jobs.reading_as_of import read_as_of_arrow
@@ -24,6 +24,7 @@ from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
+from lockstep.sinks.delta.table import Mirror
 
 APPLIERS = ("delta-rs", "vectors")
 
@@ -385,3 +386,31 @@ def test_time_and_lsn_choose_a_frontier(lake: Lake) -> None:
     assert lake.ids(lsn=str(applied(29).lsn)) == {1: 20}
     with pytest.raises(ConfigError, match="so old"):
         lake.ids(lsn=LSN(1))
+
+
+def test_a_mirror_that_cannot_be_written_holds_back_the_frontier_and_says_so(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other tables get the cut; of two errors the one that needs a person is reported."""
+    sink, there = lake.sink(), Mirror.apply
+    apply(sink, 1, users(1, 1), lines(1, 1))
+    errors: dict[str, CDCError] = {"public.lines": ConfigError("it is locked", hint="ask")}
+
+    def refuse(self: Mirror, *given: Any) -> None:  # noqa: ANN401 - as it is
+        if self.name in errors:
+            raise errors[self.name]
+        there(self, *given)
+
+    monkeypatch.setattr(Mirror, "apply", refuse)
+    with pytest.raises(ConfigError, match=r"^public\.lines: it is locked"):
+        apply(sink, 2, users(2, 2), lines(2, 2))
+    assert sorted(lake.table().to_pyarrow_table()["id"].to_pylist()) == [1, 2], "it has the cut"
+    assert lake.ids() == {1: 1}, "readers see the frontier that all tables have"
+    errors["public.users"] = UnavailableError("storage is slow", hint="wait")
+    errors["public.lines"] = ConfigError("it is locked", hint="ask")
+    with pytest.raises(ConfigError, match=r"^public\.lines: it is locked"):
+        apply(lake.sink(), 3, users(3, 3), lines(3, 3))
+    errors.clear()
+    apply(lake.sink(), 3, users(3, 2, 3), lines(3, 2, 3))
+    assert lake.ids() == {1: 1, 2: 3, 3: 3}
+    assert {each["id"] for each in lake.table("lines").to_pyarrow_table().to_pylist()} == {1, 2, 3}

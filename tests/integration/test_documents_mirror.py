@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
 
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
@@ -24,8 +25,9 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
 from lockstep.conformance.memory import STORES, MemorySink
+from lockstep.jobs.apply import following_documents as following
+from lockstep.jobs.apply.following_documents import DocumentsFollowing, apply
 from lockstep.jobs.apply.running import Run
-from lockstep.jobs.documents.following import DocumentsFollowing, apply
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from lockstep.sinks.delta.settings import Settings
@@ -200,6 +202,39 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     shop.follow()
     shop.check()
     assert not shop.follow()
+
+
+@pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
+def test_executors_build_the_same_documents(
+    shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every document at once; rows that are shown twice, that match nothing, and that are NULL."""
+    monkeypatch.setattr(following, "_EXECUTORS_FROM_BYTES", 0)
+    chosen = Random(8)
+    for _ in range(4):
+        changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}
+        for name in chosen.choices(sorted(VERSIONS), k=40):
+            key, row = _row(chosen, name)
+            changes.setdefault(name, {})[key] = None if chosen.random() < 0.2 else row
+        shop.cut(changes)
+    started = list[SparkSession]()
+
+    def session() -> SparkSession:
+        started.append(spark)
+        return spark
+
+    sink = shop.store()
+    with closing(sink):
+        cut = shop.follower.cut(sink.open())
+        assert cut is not None
+        assert apply(shop.follower, sink, cut, 1, session) == sum(
+            len(shop.world[document.table]) for document in DOCUMENTS.values()
+        )
+    assert started
+    shop.check()
+    shop.cut({"shop.people": {(1,): {"id": 1, "name": "later"}}})
+    shop.follow()
+    shop.check()
 
 
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)

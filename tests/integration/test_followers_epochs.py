@@ -87,7 +87,7 @@ def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state
     compare()
     for name in ("cache", "mirror"):
         reported: list[str] = []
-        builder = LogBuilder(made.config, made.config_file, name, lambda: spark, reported.append)
+        builder = LogBuilder(made.config, name, lambda: spark, reported.append)
         outcome = Rebuild(everyone.sink(name), builder, reported.append).run()
         assert not any(each.differences for each in outcome.tables), reported
     compare()

@@ -65,8 +65,8 @@ class Copies(Followed):
 
     def rebuild(self, name: str) -> InPlace:
         config = self.config
-        file, output = self.pipeline.config_file, list[str]()
-        builder = LogBuilder(config, file, name, lambda: self.spark, output.append)
+        output = list[str]()
+        builder = LogBuilder(config, name, lambda: self.spark, output.append)
         sink = stores.sink(config, name, config.followers[name])
         return InPlace(sink, builder, lambda *given: switching(config, name, *given), 1)
 

@@ -1,4 +1,4 @@
-"""What a follower's job reports and does while Spark starts: slow workers, signals, progress."""
+"""What a job reports and does while Spark starts: slow workers, signals, progress."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.log.follower_reports import read
+import lockstep
 from tests.fixtures.daemon import NewPipeline, wait_until
-from tests.fixtures.followed import LONG, Followed
-from tests.integration.test_following import TABLES, in_delta, table
+from tests.fixtures.followed import LONG
+from tests.integration.test_following import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,56 +43,11 @@ def executable(path: Path, text: str) -> Path:
 
 @pytest.mark.long("waits for a timeout")
 @pytest.mark.slow
-def test_a_source_whose_worker_does_not_start_is_never_reported_as_working(
-    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Errors are counted, with reason and start; nothing is applied; later the job recovers."""
-    lake = tmp_path / "lake"
-    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(lake)}}})
-    made.start().wait_ready()
-    everyone = Followed(made, spark)
-    made.database.execute("INSERT INTO users SELECT g, 'n' FROM generate_series(1, 10) g")
-    everyone.follow("mirror")
-    before = read(made.config)["mirror"]
-    slow, usual = tmp_path / "slow", spark.sparkContext.pythonExec
-    slow.touch()
-    script = executable(
-        tmp_path / "python",
-        f'#!/bin/sh\ncase "$*" in *streaming_source_runner*) [ -e {slow} ] && sleep'
-        f' {_SLOW_SECONDS};; esac\nexec {usual} "$@"\n',
-    )
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(script))
-    made.database.execute("UPDATE users SET name = 'later'")
-    output: set[str] = set()
-    with everyone.following("mirror") as runs:
-        run = runs["mirror"]
-
-        def failed_twice() -> bool:
-            output.add(run.state)
-            return run.progress.errors >= 2
-
-        wait_until(failed_twice, "the worker starts", LONG)
-        reported = read(made.config)["mirror"]
-        assert output <= {"starting", "waiting"}, output
-        assert reported.state == "waiting"
-        assert "ten seconds" in reported.what
-        assert (reported.lsn, reported.errors > 0) == (before.lsn, True)
-        assert reported.failing_since_us
-        slow.unlink()
-        everyone.reach(run)
-        wait_until(lambda: run.state == "following", "it does not follow", LONG)
-        assert run.progress.failing_since_us is None
-    rows = sorted(map(str, table(made, "users", "id").values()))
-    assert in_delta(str(lake), "public.users", ("id", "name", "body")) == rows
-
-
-@pytest.mark.long("waits for a timeout")
-@pytest.mark.slow
 def test_a_source_starts_however_long_its_imports_take(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark gets its answer before pyspark is imported, which takes long on a busy machine."""
-    lake, hook = tmp_path / "lake", tmp_path / "hook"
+    hook = tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(_HOOK.format(seconds=_SLOW_SECONDS), "utf-8")
     script = executable(
@@ -101,13 +56,24 @@ def test_a_source_starts_however_long_its_imports_take(
         f' export PYTHONPATH;; esac\nexec {spark.sparkContext.pythonExec} "$@"\n',
     )
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(script))
-    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(lake)}}})
+    made = pipeline(*TABLES[:1])
     made.start().wait_ready()
-    everyone = Followed(made, spark)
     made.database.execute("INSERT INTO users SELECT g, 'n' FROM generate_series(1, 10) g")
-    run = everyone.run("mirror", everyone.lsn())
-    assert run.run() == 0, run.error
-    assert run.progress.errors == 0
+    wait_until(lambda: made.resume()[1].seq >= 10, "not in the log")
+    rows: list[int] = []
+    changes = lockstep.follow_changes(
+        lockstep.register(spark), str(made.config_file), ["public.users"], start="beginning"
+    )
+    query = (
+        changes.writeStream.foreachBatch(lambda frame, _: rows.append(frame.count()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        wait_until(lambda: sum(rows) >= 10 or not query.isActive, "nothing arrives", LONG)
+        assert query.exception() is None
+    finally:
+        query.stop()
 
 
 @pytest.mark.long("the other signal", sample=["15"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,11 +23,10 @@ from lockstep.jobs.cuts import pieces
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
-from lockstep.jobs.spark import cut_source
 from lockstep.sinks.contract import Sink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import LONG, Followed
+from tests.fixtures.followed import LONG, Followed, starting
 
 if TYPE_CHECKING:
     import redis
@@ -49,10 +47,10 @@ def running(
     spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Sink
 ) -> AbstractContextManager[dict[str, Run]]:
     """Run followers of these names in the session until the block ends."""
-    config, file = pipeline.config, pipeline.config_file
+    config = pipeline.config
     return followed.alongside(
         {
-            name: Run(config, name, "redis", Following(spark, config, file, name, sink))
+            name: Run(config, name, "redis", Following(starting(spark, name), config, name, sink))
             for name, sink in sinks.items()
         }
     )
@@ -207,31 +205,6 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_spark_loads_the_source_is_no_bug(
-    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all that Spark asks workers for, this is the query's first request."""
-    deadly = tmp_path / "deadly"
-    deadly.touch()
-
-    class Dying(cut_source.CutSource):
-        def schema(self) -> str:
-            if deadly.exists():
-                deadly.unlink()
-                os._exit(9)
-            return super().schema()
-
-    monkeypatch.setattr(cut_source, "CutSource", Dying)
-    made = pipeline(*TABLES[:1], followers={"users": {"redis": {"url": "redis://nowhere"}}})
-    made.start().wait_ready()
-    made.database.execute("INSERT INTO users SELECT g FROM generate_series(1, 100) g")
-    with running(spark, made, users=MemorySink(made.config.prefix)) as runs:
-        reach(made, *runs.values())
-    assert not deadly.exists()
-    assert len(STORES[made.config.prefix].rows("public.users")) == 100
-
-
-@pytest.mark.slow
 def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: NewPipeline) -> None:
     """Retention has deleted what it needs; the other follower continues."""
     made = pipeline(
@@ -293,7 +266,7 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
     assert halted.run() == Exit.CONFIG
     assert "public.users has another key now (name)" in str(halted.error)
     assert "`cdc rebuild mirror --table public.users`" in cast("ConfigError", halted.error).hint
-    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, reported.append)
+    builder = LogBuilder(made.config, "mirror", lambda: spark, reported.append)
     Rebuild(everyone.sink("mirror"), builder, reported.append).run(frozenset({"public.users"}))
     made.database.execute("UPDATE users SET id = 0 WHERE name = 'n11'")
     everyone.follow("mirror")
@@ -325,7 +298,7 @@ def test_a_table_that_was_not_followed_all_the_time_is_noticed(
     assert halted.run() == Exit.CONFIG
     assert "public.lines has changes" in str(halted.error)
     assert "`cdc rebuild mirror`" in cast("ConfigError", halted.error).hint
-    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, reported.append)
+    builder = LogBuilder(made.config, "mirror", lambda: spark, reported.append)
     Rebuild(everyone.sink("mirror"), builder, reported.append).run(None)
     made.database.execute("INSERT INTO lines VALUES (3, 3)")
     everyone.follow("mirror")

@@ -1,20 +1,28 @@
-"""Followers while Spark starts: small cuts at once, large ones by Spark, and one hand-over."""
+"""Followers and Spark: small cuts need none, and large ones are given to it, one by one."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
-from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
+import lockstep
 from cdc.errors import ConfigError, Exit
+from cdc.events import LSN
+from cdc.log.follower_reports import read
 from lockstep.jobs.apply import following as module
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following import Following
+from lockstep.jobs.apply.large import Large
 from lockstep.jobs.apply.running import Run
+from lockstep.jobs.cuts.cutting import Cut
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed, alongside, reach
@@ -27,7 +35,7 @@ class Starting(SparkStart):
 
     def __init__(self) -> None:
         self.session: Future[SparkSession] = Future()
-        self.wanted = threading.Event()
+        self.wanted = self._wanted = threading.Event()
 
     def want(self, follower: str) -> None:
         assert follower == "cache"
@@ -36,83 +44,102 @@ class Starting(SparkStart):
 
 @pytest.fixture
 def line(pipeline: NewPipeline, redis_url: str) -> PipelineUnderTest:
-    made = pipeline(_TABLE, followers={"cache": {"redis": {"url": redis_url}}})
+    made = pipeline(_TABLE, followers={"cache": {"redis": {"url": redis_url}, "max_events": 40}})
     made.start().wait_ready()
     return made
 
 
-def run_of(line: PipelineUnderTest, spark: SparkStart) -> Run:
+def run_of(line: PipelineUnderTest, spark: SparkStart, until: LSN | None = None) -> Run:
     config = line.config
     sink = stores.sink(config, "cache", config.followers["cache"])
-    following = Following(spark, config, line.config_file, "cache", sink)
-    return Run(config, "cache", "redis", following)
+    return Run(config, "cache", "redis", Following(spark, config, "cache", sink, until=until))
 
 
 def count(client: redis.Redis, line: PipelineUnderTest) -> int:
     return sum(1 for _ in client.scan_iter(f"{line.config.prefix}:public.t:*", count=1_000))
 
 
-def test_small_cuts_are_applied_before_spark_has_started_and_after(
-    line: PipelineUnderTest, spark: SparkSession, redis_client: redis.Redis
-) -> None:
-    """Nothing is missing or twice where the query takes over, under load."""
-    followed, starting = Followed(line, spark), Starting()
-    run = run_of(line, starting)
-    over = threading.Event()
-
-    def write() -> None:
-        with line.database.connect() as connection:
-            number = 0
-            while not over.is_set():
-                number += 1
-                connection.execute("INSERT INTO t VALUES (%s, 0)", [number])
-
-    writer = threading.Thread(target=write)
-    with alongside({"cache": run}):
-        line.database.execute("INSERT INTO t SELECT -g, g FROM generate_series(1, 100) g")
-        reach(followed.lsn(), [run])
-        assert count(redis_client, line) == 100
-        wait_until(starting.wanted.is_set, "Spark is not wanted although nothing is left to do")
-        writer.start()
-        try:
-            starting.session.set_result(spark)
-            wait_until(lambda: spark.streams.active, "no query")
-            before = run.progress.batches
-            wait_until(lambda: run.progress.batches > before + 20, "the query applies nothing")
-        finally:
-            over.set()
-            writer.join()
-        reach(followed.lsn(), [run])
-        (rows,) = line.query("SELECT count(*) FROM t")
-        assert count(redis_client, line) == rows
-        assert run.applied is not None
-        assert run.progress.events == run.applied.seq, "each event once"
-    assert run.error is None
-    assert not spark.streams.active
-
-
-def test_a_large_cut_waits_for_spark(
+def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
     line: PipelineUnderTest,
     spark: SparkSession,
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nothing is missing or twice between them, under load."""
     monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
     followed, starting = Followed(line, spark), Starting()
     run = run_of(line, starting)
+    by_spark: list[int] = []
+    apply = Large.apply
+
+    def counted(self: Large, given: SparkSession, cut: Cut, *rest: Any, **more: Any) -> Any:  # noqa: ANN401 - as it is
+        by_spark.append(cut.events)
+        return apply(self, given, cut, *rest, **more)
+
+    monkeypatch.setattr(Large, "apply", counted)
+
+    def write() -> None:
+        with line.database.connect() as connection:
+            for number in range(1, 401):
+                connection.execute("INSERT INTO t VALUES (%s, 0)", [number])
+
+    writer = threading.Thread(target=write)
     with alongside({"cache": run}):
-        line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
+        line.database.execute("INSERT INTO t SELECT -g, g FROM generate_series(1, 40) g")
+        reach(followed.lsn(), [run])
+        assert count(redis_client, line) == 40
+        wait_until(starting.wanted.is_set, "Spark is not wanted although nothing is left to do")
+        line.database.execute("INSERT INTO t SELECT -g, g FROM generate_series(41, 500) g")
         lsn = followed.lsn()
-        wait_until(starting.wanted.is_set, "Spark is not wanted")
         assert run.applied is not None
-        assert run.applied.lsn < lsn
-        assert count(redis_client, line) == 0, "nothing of it is written"
+        assert run.applied.lsn < lsn, "a large cut waits for Spark"
+        assert count(redis_client, line) == 40, "nothing of it is written"
         starting.session.set_result(spark)
         reach(lsn, [run])
-    assert count(redis_client, line) == 500
+        assert by_spark == [460]
+        writer.start()
+        for first in (1_001, 2_001):
+            line.database.execute(
+                f"INSERT INTO t SELECT -g, g FROM generate_series({first}, {first} + 199) g"
+            )
+            reach(followed.lsn(), [run])
+        writer.join()
+        reach(followed.lsn(), [run])
+        (rows,) = line.query("SELECT count(*) FROM t")
+        assert count(redis_client, line) == rows
+        assert run.progress.events == run.applied.seq, "each event once"
+    assert run.error is None
+    assert len(by_spark) >= 3
+    assert len(by_spark) < run.progress.batches
+    assert not spark.streams.active
 
 
-def test_a_spark_that_cannot_start_halts_its_followers(line: PipelineUnderTest) -> None:
+def test_a_jvm_that_ends_stops_the_follower_for_another_process_to_continue(
+    line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer to any call; nothing is written."""
+    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
+
+    class Ended:
+        def newSession(self) -> SparkSession:  # noqa: N802 - Spark's name
+            raise Py4JNetworkError("Answer from Java side is empty")
+
+    starting = Starting()
+    starting.session.set_result(Ended())  # type: ignore[arg-type]
+    run = run_of(line, starting)
+    assert run.run() == Exit.TEMPORARY
+    assert (run.state, run.error and run.error.what) == ("stopped", "Spark's JVM has ended")
+    last = read(line.config)["cache"]
+    assert (last.state, last.what) == ("stopped", "Spark's JVM has ended")
+    assert last.seq < 500
+
+
+def test_a_spark_that_cannot_start_halts_followers_that_need_it(
+    line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     starting = Starting()
     starting.session.set_exception(ConfigError("no Java", hint="install it"))
     run = run_of(line, starting)
@@ -120,24 +147,54 @@ def test_a_spark_that_cannot_start_halts_its_followers(line: PipelineUnderTest) 
     assert (run.state, run.error and run.error.what) == ("halted", "no Java")
 
 
-def test_a_stop_does_not_wait_for_spark(line: PipelineUnderTest) -> None:
-    run = run_of(line, Starting())
+def test_a_stop_does_not_wait_for_spark(
+    line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
+    starting = Starting()
+    run = run_of(line, starting)
     with alongside({"cache": run}):
-        wait_until(lambda: run.state == "following", "it does not follow")
+        wait_until(starting.wanted.is_set, "Spark is not wanted")
     assert (run.state, run.exit) == ("stopped", Exit.OK)
 
 
 def test_what_can_be_reached_without_spark_needs_none(
-    line: PipelineUnderTest, spark: SparkSession, tmp_path: Path, redis_client: redis.Redis
+    line: PipelineUnderTest, spark: SparkSession, redis_client: redis.Redis
 ) -> None:
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     lsn = Followed(line, spark).lsn()
-    config, scratch = line.config, tmp_path / "scratch"
-    scratch.mkdir()
-    sink = stores.sink(config, "cache", config.followers["cache"])
-    following = Following(
-        Starting(), config, line.config_file, "cache", sink, until=lsn, folder=scratch
-    )
-    assert Run(config, "cache", "redis", following).run() == Exit.OK
+    assert run_of(line, Starting(), lsn).run() == Exit.OK
     assert count(redis_client, line) == 500
-    assert not list(scratch.iterdir()), "temporary files"
+
+
+def test_an_application_follows_until_an_lsn_and_gets_the_error_of_a_follower_that_halts(
+    line: PipelineUnderTest, spark: SparkSession, redis_client: redis.Redis
+) -> None:
+    line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
+    lsn = Followed(line, spark).lsn()
+    lockstep.follow(line.config_file, ["cache"], until=str(lsn), spark=spark)
+    assert count(redis_client, line) == 500
+    redis_client.set(f"{line.config.prefix}:cdc:cache", "of another program")
+    with pytest.raises(ConfigError):
+        lockstep.follow(line.config_file, until=str(lsn), spark=spark)
+
+
+_NO_PYSPARK = """\
+import sys
+from lockstep.jobs import follow
+from lockstep.jobs.apply import following
+from lockstep.jobs.documents import following as documents
+from lockstep.sinks.delta import sink as delta
+from lockstep.sinks.opensearch import sink as opensearch
+from lockstep.sinks.redis import sink as redis
+from lockstep.sinks.sql import sink as sql
+print(sorted({each.partition(".")[0] for each in sys.modules} & {"pyspark", "py4j", "pandas"}))
+"""
+
+
+def test_no_follower_imports_spark_before_it_needs_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_PYSPARK], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

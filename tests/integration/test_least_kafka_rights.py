@@ -26,6 +26,7 @@ from lockstep.jobs.apply import positions
 from lockstep.jobs.apply.following import Batches
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.cuts.tail import CutTail
+from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.guarded import PASSWORD, USER, GuardedBroker
 from tests.fixtures.reported import reported
@@ -129,17 +130,19 @@ def report(config: Config) -> None:
         reports.flush()
 
 
-def follow(config: Config, scratch: Path, rows: int = 0) -> None:
+def follow(config: Config, rows: int = 0) -> None:
     """Open a store, report, and apply cuts up to so many rows, as before Spark has started."""
     run = Run(config, "copy", "redis", lambda _: None)
     sink = MemorySink(config.prefix)
     state = positions.open_in_log(run, sink)
     report(config)
-    batches = Batches(config, "copy", sink, run, state, scratch)
-    with closing(batches), closing(CutTail(config, "copy", state, None, scratch / "pace")) as cuts:
+    spark = SparkStart(lambda: pytest.fail("no Spark here"), set())
+    batches = Batches(spark, config, sink, run, state.applied)
+    with closing(batches), closing(CutTail(config, "copy", state, None)) as cuts:
         while len(STORES[config.prefix].rows("public.users")) < rows:
             cut = cuts.next(1.0)
-            assert cut is None or batches.take_small(cut)
+            if cut is not None:
+                batches.apply(cut, torn=False)
 
 
 @pytest.fixture
@@ -151,16 +154,14 @@ def guarded(
     return Guarded(guarded_broker, guarded_line)
 
 
-def test_each_principal_does_its_work_with_what_the_document_gives_it(
-    guarded: Guarded, tmp_path: Path
-) -> None:
+def test_each_principal_does_its_work_with_what_the_document_gives_it(guarded: Guarded) -> None:
     guarded.allow(*_RIGHTS)
     line = guarded.line
     guarded.commands(USER, "setup")
     daemon = line.start(config_file=guarded.file(USER)).wait_ready()
     line.database.execute("INSERT INTO users VALUES (1, 'one')")
     wait_until(lambda: line.resume()[1].seq >= 1, "the row does not arrive")
-    follow(guarded.config("follower"), tmp_path, rows=1)
+    follow(guarded.config("follower"), rows=1)
     guarded.commands("reader", "tail --from-beginning --limit 1", "status --json")
     guarded.commands(USER, "tail --from-beginning --limit 1", "status --json")
     wrong = [each for each in examine(guarded.config(USER)) if each.severity is Severity.ERROR]
@@ -194,13 +195,13 @@ def look(config: Config) -> None:
 
 @pytest.mark.parametrize("left_out", _RIGHTS, ids=str)
 def test_a_principal_without_one_of_its_rights_learns_which(
-    left_out: Right, guarded: Guarded, tmp_path: Path
+    left_out: Right, guarded: Guarded
 ) -> None:
     if left_out.user != USER:
         guarded.line.set_up()
     work: dict[str, Callable[[Config], object]] = {
         USER: administer,
-        "follower": lambda config: follow(config, tmp_path),
+        "follower": follow,
         "reader": look,
         "owner": lambda config: list(tear_down(config, survey(config), with_topics=True)),
     }

@@ -20,7 +20,7 @@ from cdc.operate.status import read_status
 from cdc.snapshot.incremental import topic as live_topic
 from lockstep.conformance.store import USERS, apply, change, row
 from lockstep.sinks.contract import Changes
-from lockstep.sinks.sql.sink import Settings, SqlSink
+from lockstep.sinks.sql.sink import SqlSettings, SqlSink
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.servers import Database
@@ -133,7 +133,7 @@ def test_a_sql_followers_role_writes_its_schema_and_reads_nothing_else(database:
     database.execute("CREATE TABLE theirs (id int)", f"CREATE ROLE {app} LOGIN")
     database.execute(*documented(suffix, database.name, block=2))
     url = make_url(url_of(database)).set(username=copy).render_as_string(hide_password=False)
-    sink = SqlSink(Settings(url, "copy", "shop"))
+    sink = SqlSink(SqlSettings(url, "copy", "shop"))
     try:
         sink.open()
         assert apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)])) == 1

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.log import reader, topics
+from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
+from cdc.events import LSN
+from cdc.log import names, reader, topics
+from cdc.log.batch import Batch
+from cdc.log.completeness import Completeness
+from cdc.log.records import SchemaRecord, decode
 from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.commands.setup_columns import HiddenColumns
 from cdc.operate.commands.steps import Did
 from cdc.publication import objects as source_setup
+from cdc.sequence.lookahead import Upcoming
+from cdc.sequence.relations import Relations
+from cdc.sequence.table_versions import TableVersions
 from cdc.source.connection import connect
+from cdc.source.members import read_members
 from cdc.source.tables import read_tables
 from tests.fixtures.daemon import NewPipeline
 
@@ -78,3 +87,55 @@ def test_the_hidden_columns_of_many_tables_take_one_query(
         hidden.read_numbers()
     assert len(queries) == 1
     assert sum(bool(each.hidden) for each in reader.read_column_numbers(line.config)) == 50
+
+
+def test_new_relations_cost_a_constant_number_of_queries_also_after_a_restart(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that arrive together; row filters are written out together, too."""
+    line = pipeline(tables(50), tables={"public.many_*": {"where": "id > 0"}})
+    config = line.config
+    identity, _ = line.resume()
+    admin = topics.admin(config)
+    schemas: list[SchemaRecord] = []
+    with connect(config) as connection:
+        found = read_members(connection, config.publication)
+        queries = counted(monkeypatch, connection, "execute")
+        relations = [
+            Relation(each.oid, each.schema, each.table, ReplicaIdentity.DEFAULT, _COLUMNS)
+            for each in found
+        ]
+
+        def described(chosen: list[Relation]) -> tuple[int, int]:
+            """Describe them in a session of its own; return how many queries, new versions."""
+            known = Relations(config.prefix, schemas, len(schemas))
+            versions = TableVersions(
+                config, connection, admin, Batch(), known, identity, Completeness(schemas, [])
+            )
+            before, upcoming = len(queries), Together(chosen)
+            for each in chosen:
+                versions.describe(each, {}, LSN(1), replaying=False, upcoming=upcoming)
+            new = [r for t, _, r in versions.take() if t == names.schema_topic(config.prefix)]
+            schemas.extend(decode(SchemaRecord, each or b"", "") for each in new)
+            return len(queries) - before, len(new)
+
+        few, count = described(relations[:2])
+        assert count == 2
+        many, count = described(relations)
+        assert (many, count) == (few, 48)
+        again, count = described(relations)
+        assert count == 0
+        assert again <= few, "what the log knows costs more than what it does not"
+
+
+_COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 23, -1))  # noqa: FBT003 - of the key
+
+
+class Together(Upcoming):
+    """Relations that arrived together."""
+
+    def __init__(self, found: list[Relation]) -> None:
+        self._found = found
+
+    def relations(self) -> list[Relation]:
+        return self._found

@@ -57,9 +57,7 @@ class Shop(Followed):
         builder = (
             MirrorBuilder(config, name, self.reported.append)
             if config.followers[name].documents
-            else LogBuilder(
-                config, self.pipeline.config_file, name, lambda: self.spark, self.reported.append
-            )
+            else LogBuilder(config, name, lambda: self.spark, self.reported.append)
         )
         return Rebuild(self.sink(name), builder, self.reported.append)
 
@@ -168,9 +166,7 @@ class LogBuilderVersions:
     """The versions that a log has at a generation's frontier."""
 
     def __init__(self, shop: Shop) -> None:
-        self._builder = LogBuilder(
-            shop.config, shop.pipeline.config_file, "cache", lambda: pytest.fail("no"), print
-        )
+        self._builder = LogBuilder(shop.config, "cache", lambda: pytest.fail("no"), print)
 
     def versions(self, outcome: Any) -> Any:  # noqa: ANN401 - an Outcome
         return self._builder.versions(outcome.applied)

@@ -239,9 +239,7 @@ class Bank(Followed):
         """Return the content of a generation that is not current."""
         applied = self.sink(name).generations()[number]
         assert applied is not None
-        builder = LogBuilder(
-            self.config, self.pipeline.config_file, name, lambda: self.spark, print
-        )
+        builder = LogBuilder(self.config, name, lambda: self.spark, print)
         sink = self.sink(name).at(number)
         sink.open()
         found = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -52,8 +51,7 @@ def running(pipeline: NewPipeline, **sections: dict[str, object]) -> PipelineUnd
 
 
 def builder_of(line: PipelineUnderTest) -> LogBuilder:
-    path = Path(line.config_file)
-    return LogBuilder(line.config, path, "cache", lambda: pytest.fail("no Spark here"), print)
+    return LogBuilder(line.config, "cache", lambda: pytest.fail("no Spark here"), print)
 
 
 def keys(line: PipelineUnderTest, version: Version) -> set[int]:

@@ -89,6 +89,26 @@ def test_a_table_renamed_there_and_back_is_not_well_until_it_is_read_again(
     assert line.daemon.term() == 0
 
 
+def test_setup_takes_a_table_that_was_renamed_there_and_back_for_the_one_it_was(
+    pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also between the two; nothing was lost, so no person is asked."""
+    line = pipeline(_TABLE)
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (1, 1)")
+    wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
+    assert line.daemon.term() == 0
+    for rename in (_RENAME, _RENAME_BACK):
+        line.database.execute(rename)
+        assert run(["setup", "-c", str(line.config_file)]) == Exit.OK
+    line.database.execute("INSERT INTO t VALUES (2, 2)")
+    line.start().wait_ready()
+    wait_until(lambda: line.resume()[1].seq == 2, "the table does not go on")
+    assert run(["setup", "-c", str(line.config_file)]) == Exit.OK
+    assert (status(line, capsys)[0], incomplete(line)) == (Exit.OK, {})
+    converge(line.config)
+
+
 def _the_remedy_is_named(line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = status(line, capsys)
     assert code == Exit.FAILED

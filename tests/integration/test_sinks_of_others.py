@@ -56,16 +56,65 @@ def config() -> Config:
     return msgspec.convert(given, Config)
 
 
-def test_the_documented_sink_passes_the_suite(package: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "lockstep.conformance"]
-    command += ["-p", "lockstep.conformance.plugin", "--sink=my_tests:Store"]
-    environment = {"PYTHONPATH": f"{package}:{ROOT}", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        command, cwd=package, env=environment, capture_output=True, text=True, check=False
+def installed(folder: Path) -> None:
+    """Declare our own entry points of pytest, as installing this checkout does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    info = folder / "checkout-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: checkout\nVersion: 1\n")
+    lines = [f"{name} = {at}" for name, at in project["entry-points"]["pytest11"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]) + "\n")
+
+
+def run_pytest(folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *given],
+        cwd=folder,
+        env={"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("plugin", [(), ("-p", "lockstep.conformance.plugin")])
+def test_the_documented_sink_passes_the_suite(package: Path, plugin: tuple[str, ...]) -> None:
+    """With the command of the page, and without our package's entry points."""
+    command = re.search(
+        r"^\$ pytest (.*--sink.*)$", (ROOT / "docs/FOLLOWERS.md").read_text(), re.MULTILINE
+    )
+    assert command is not None
+    if not plugin:
+        installed(package)
+    done = run_pytest(package, *plugin, *command[1].split())
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "failed" not in done.stdout
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 10
+
+
+_OF_ANOTHER = """\
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--sink", default="theirs")
+
+@pytest.fixture
+def store(request):
+    return request.config.getoption("--sink")
+"""
+
+
+def test_other_tests_are_free_to_use_the_names_of_the_suite(tmp_path: Path) -> None:
+    """Installed, the plugin changes nothing in a run that does not use it."""
+    installed(tmp_path)
+    (tmp_path / "conftest.py").write_text(_OF_ANOTHER)
+    (tmp_path / "test_own.py").write_text("def test_own(store):\n    assert store == 'theirs'\n")
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "--sink"
+        not in run_pytest(tmp_path, "--help", "-p", "no:cacheprovider", "--noconftest").stdout
+    )
 
 
 def test_its_follower_is_configured_by_its_entry_point(package: Path, config: Config) -> None:

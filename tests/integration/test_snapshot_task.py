@@ -19,7 +19,7 @@ from cdc.log.dead_letters import DeadLetterAssembler
 from cdc.log.publisher import Publisher
 from cdc.snapshot.initial import planning, topic
 from cdc.snapshot.initial.records import Plan, SnapshotState
-from cdc.snapshot.initial.task import Task, run_task
+from cdc.snapshot.initial.task import CopyTask, run_task
 from cdc.source.export import Export
 from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
@@ -78,10 +78,10 @@ def test_every_row_is_there_once_however_tasks_fence_each_other(pipeline: NewPip
     config = line.config
     with planned_snapshot(line) as plan:
         assert len(list(plan.ranges())) > 3
-        with Task(config, plan, 0) as first:
+        with CopyTask(config, plan, 0) as first:
             left = first.unfinished()
             first.copy(left[0])
-            with Task(config, plan, 0) as second:
+            with CopyTask(config, plan, 0) as second:
                 assert second.unfinished() == left[1:]
                 second.copy(left[1])
                 with pytest.raises(CDCError) as fenced:
@@ -103,7 +103,7 @@ def test_every_row_is_there_once_however_tasks_fence_each_other(pipeline: NewPip
         assert state is not None
         publisher.add(*topic.state_record(config, replace(state, token="another")))
         publisher.commit()
-        with pytest.raises(FencedError, match="no longer being copied"), Task(config, plan, 0):
+        with pytest.raises(FencedError, match="no longer being copied"), CopyTask(config, plan, 0):
             pass
     assert len(rows(line)) == len(events)
 
@@ -133,7 +133,7 @@ def test_a_table_changed_since_is_reported_and_no_more_of_it_is_written(
     with planned_snapshot(line) as plan:
         named = {plan.schemas[t.schema_id].table: n for n, t in enumerate(plan.tables)}
         for table, change in tables.items():
-            with Task(line.config, plan, 0) as task:
+            with CopyTask(line.config, plan, 0) as task:
                 mine = [each for each in task.unfinished() if each.table == named[table]]
                 written = task.copy(mine[0]).rows
                 # A column that the snapshot's rows do not have does not matter.
@@ -151,7 +151,7 @@ def test_a_missing_snapshot_is_reported(pipeline: NewPipeline) -> None:
     )
     with planned_snapshot(line) as plan:
         pass
-    with pytest.raises(SnapshotLostError), Task(line.config, plan, 0) as task:
+    with pytest.raises(SnapshotLostError), CopyTask(line.config, plan, 0) as task:
         task.copy(task.unfinished()[0])
     assert rows(line) == []
 

@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Sink, Version
-from lockstep.sinks.sql.sink import Settings, SqlSink
+from lockstep.sinks.sql.sink import SqlSettings, SqlSink
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.fixtures.store_postgres import PostgresStore, url_of
@@ -68,7 +68,7 @@ def test_every_value_of_every_type_is_exact_in_postgres(
     for kind, table in tables.items():
         fill(decoded, f"public.{table}", kind, values[kind])
     frames = decoded.frames()
-    sink = SqlSink(Settings(url_of(database), "copy", "copied"))
+    sink = SqlSink(SqlSettings(url_of(database), "copy", "copied"))
     sink.open()
     for number, options in enumerate(OPTIONS, 1):
         made, rows = wide(frames, options, number)
@@ -336,12 +336,12 @@ def test_a_key_that_is_too_long_for_the_log_is_found_by_the_old_row(
 @pytest.mark.parametrize("url", ["mysql://h/d", "x", "postgresql://h", "sqlite://"])
 def test_a_url_of_another_database_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="names no database in Postgres or SQLite"):
-        SqlSink(Settings(url, "copy"))
+        SqlSink(SqlSettings(url, "copy"))
 
 
 def test_sqlite_has_no_schemas(sqlite_store: SqliteStore) -> None:
     with pytest.raises(ConfigError, match="no schemas"):
-        SqlSink(Settings(f"sqlite:///{sqlite_store.path}", "copy", "x"))
+        SqlSink(SqlSettings(f"sqlite:///{sqlite_store.path}", "copy", "x"))
 
 
 def _execute(store: Store, *statements: str) -> None:

@@ -16,6 +16,7 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from cdc.log import names, records
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
+from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import records_of
 from tests.integration.test_slot_gaps import (
@@ -226,3 +227,28 @@ def test_a_topic_of_ours_that_is_emptied_is_found(
         line.refused(_CONFIG, f"topic {topic}", "log.retention_hours")
     else:
         found(line, f"topic {topic}", "log.retention_hours")
+
+
+@pytest.mark.long("the other moment", sample=["running"])
+@pytest.mark.parametrize("when", ["running", "stopped"])
+def test_an_emptied_topic_of_dead_letters_is_found(when: str, pipeline: NewPipeline) -> None:
+    """Once a frontier covers a letter: without one the topic is as empty as it should be."""
+    line = pipeline(
+        "CREATE TABLE docs (id int PRIMARY KEY, body text)",
+        log={"kafka": {"batch.size": 50_000}},
+    )
+    set_limit(line, names.data_topic(line.config.prefix, "public", "docs"), 100_000)
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO docs VALUES (1, repeat('ab', 60000))")
+    topic = names.dead_topic(line.config.prefix)
+    wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
+    wait_until(lambda: not line.resume()[1].pending, "no frontier is written")
+    if when == "stopped":
+        assert line.daemon.term() == 0
+    empty(line, topic, 1)
+    assert any(topic in each for each in wrong(line))
+    words = (f"topic {topic}", "log.retention_hours", "cdc topics acknowledge")
+    if when == "stopped":
+        line.refused(_CONFIG, *words)
+    else:
+        found(line, *words)

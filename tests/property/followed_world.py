@@ -18,12 +18,12 @@ import orjson
 
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
     OldTuple,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     Update,
@@ -50,21 +50,21 @@ KEYS: Final = {USERS: ("id",), LINES: ("no", "id"), CLICKS: ()}
 _IDS: Final = {USERS: 1, LINES: 2, CLICKS: 3}
 
 
-def _relation(topic: str, identity: ReplicaIdentity, *columns: Column) -> Relation:
+def _relation(topic: str, identity: ReplicaIdentity, *columns: RelationColumn) -> Relation:
     return Relation(_IDS[topic], "public", topic.rsplit(".", 1)[1], identity, columns)
 
 
-_TEXT: Final = (Column(False, "name", 25, -1), Column(False, "body", 25, -1))  # noqa: FBT003
+_TEXT: Final = (RelationColumn(False, "name", 25, -1), RelationColumn(False, "body", 25, -1))  # noqa: FBT003
 RELATIONS: Final = {
-    USERS: _relation(USERS, ReplicaIdentity.DEFAULT, Column(True, "id", 20, -1), *_TEXT),  # noqa: FBT003
+    USERS: _relation(USERS, ReplicaIdentity.DEFAULT, RelationColumn(True, "id", 20, -1), *_TEXT),  # noqa: FBT003
     LINES: _relation(
         LINES,
         ReplicaIdentity.FULL,
-        Column(True, "id", 20, -1),  # noqa: FBT003
-        Column(True, "no", 23, -1),  # noqa: FBT003
+        RelationColumn(True, "id", 20, -1),  # noqa: FBT003
+        RelationColumn(True, "no", 23, -1),  # noqa: FBT003
         *_TEXT,
     ),
-    CLICKS: _relation(CLICKS, ReplicaIdentity.FULL, Column(True, "id", 20, -1), *_TEXT),  # noqa: FBT003
+    CLICKS: _relation(CLICKS, ReplicaIdentity.FULL, RelationColumn(True, "id", 20, -1), *_TEXT),  # noqa: FBT003
 }
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
@@ -23,6 +22,7 @@ from cdc.decode.messages import (
     OldTuple,
     Origin,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     TupleData,
@@ -32,19 +32,19 @@ from cdc.decode.messages import (
 )
 from cdc.events import LSN
 from tests.property import reference
-from tests.property.reference import Described, Expected, Place, RowMessage
+from tests.property.reference import Described, EventPlace, Expected, RowMessage
 from tests.property.stream import EPOCH, PARTITIONS, TIME_US, begin, commit, frame
 
 
-def _column(name: str, type_id: int, *, key: bool = False) -> Column:
-    return Column(key, name, type_id, -1)
+def _column(name: str, type_id: int, *, key: bool = False) -> RelationColumn:
+    return RelationColumn(key, name, type_id, -1)
 
 
 _NAME, _EXTRA = _column("name", 25), _column("extra", 90_001)
 _FULL = ReplicaIdentity.FULL
 
 
-def _table(number: int, name: str, identity: ReplicaIdentity, *columns: Column) -> Relation:
+def _table(number: int, name: str, identity: ReplicaIdentity, *columns: RelationColumn) -> Relation:
     return Relation(number, "cdc" if number == 3 else "public", name, identity, columns)
 
 
@@ -203,7 +203,7 @@ def expected(history: History) -> list[Expected]:
                     else message.relation_id
                 )
                 final = LSN(transaction.final_lsn)
-                place = Place(
+                place = EventPlace(
                     step.lsn, final, transaction.time_us, transaction.xid, ordinal, seq + 1, origin
                 )
                 made = reference.events(message, relations[relation_id], place)

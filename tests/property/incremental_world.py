@@ -20,13 +20,13 @@ from cdc.daemon.verifier import Verifier
 from cdc.decode.binary_copy import row_bytes
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
     LogicalMessage,
     Message,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     Update,
@@ -51,7 +51,11 @@ RELATION: Final = Relation(
     "public",
     "wide",
     ReplicaIdentity.DEFAULT,
-    (Column(True, "id", 20, -1), Column(False, "n", 23, -1), Column(False, "body", 25, -1)),  # noqa: FBT003 - of the key or not
+    (
+        RelationColumn(key=True, name="id", type_id=20, type_modifier=-1),
+        RelationColumn(key=False, name="n", type_id=23, type_modifier=-1),
+        RelationColumn(key=False, name="body", type_id=25, type_modifier=-1),
+    ),
 )
 _DESCRIBED: Final = described.DescribedTable(
     oid=TABLE,

@@ -14,7 +14,6 @@ from cdc.decode.messages import (
     Begin,
     BeginPrepare,
     Binary,
-    Column,
     Commit,
     CommitPrepared,
     Delete,
@@ -26,6 +25,7 @@ from cdc.decode.messages import (
     Origin,
     Prepare,
     Relation,
+    RelationColumn,
     RollbackPrepared,
     StreamAbort,
     StreamCommit,
@@ -138,7 +138,7 @@ def _prepared(lsn: int, end_lsn: int, time_us: int, xid: int, gid: str) -> bytes
     return pack(">BQQqI", 0, lsn, end_lsn, _pg_time(time_us), xid) + _string(gid)
 
 
-def _column(column: Column) -> bytes:
+def _column(column: RelationColumn) -> bytes:
     head = pack(">B", column.key) + _string(column.name)
     return head + pack(">Ii", column.type_id, column.type_modifier)
 

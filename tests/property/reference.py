@@ -54,7 +54,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Place:
+class EventPlace:
     """The position of a row message."""
 
     lsn: int
@@ -118,7 +118,7 @@ def _micros(hours: str, minutes: str, seconds: str, fraction: str | None) -> int
     return int((complete + Fraction("0" + (fraction or ".0"))) * 1_000_000)
 
 
-def events(message: RowMessage, table: Described, place: Place) -> list[Expected]:
+def events(message: RowMessage, table: Described, place: EventPlace) -> list[Expected]:
     """Return the records of one table for one message in order, with tombstones."""
     match message:
         case Insert(_, new):
@@ -135,17 +135,17 @@ def events(message: RowMessage, table: Described, place: Place) -> list[Expected
 
 
 def _update(
-    table: Described, place: Place, old: KeyTuple | OldTuple, new: TupleData
+    table: Described, place: EventPlace, old: KeyTuple | OldTuple, new: TupleData
 ) -> list[Expected]:
     known = _known(table, old)
     upsert = _upsert(table, place, "u", _before(table, old), new, known)
     if upsert.key is None or upsert.key == _key(table, known):
         return [upsert]
-    after = Place(**{**vars(place), "seq": place.seq + 1})
+    after = EventPlace(**{**vars(place), "seq": place.seq + 1})
     return [*_delete(table, place, old), _upsert(table, after, "c", None, new, known)]
 
 
-def _delete(table: Described, place: Place, old: KeyTuple | OldTuple) -> list[Expected]:
+def _delete(table: Described, place: EventPlace, old: KeyTuple | OldTuple) -> list[Expected]:
     key = _key(table, _known(table, old))
     value = _event(table, place, place.seq, "d", _before(table, old), None, [])
     tombstones = [Expected(key, None)] if key is not None else []
@@ -153,7 +153,7 @@ def _delete(table: Described, place: Place, old: KeyTuple | OldTuple) -> list[Ex
 
 
 def _upsert(
-    table: Described, place: Place, op: str, before: Row | None, new: TupleData, known: Row
+    table: Described, place: EventPlace, op: str, before: Row | None, new: TupleData, known: Row
 ) -> Expected:
     row, unchanged = {}, []
     for column, value in zip(table.relation.columns, new, strict=True):
@@ -194,7 +194,7 @@ def _json(type_id: int, modifier: int, value: Value) -> object:
 
 def _event(
     table: Described,
-    place: Place,
+    place: EventPlace,
     seq: int,
     op: str,
     before: Row | None,

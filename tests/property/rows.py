@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
     OldTuple,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     TupleData,
@@ -170,12 +170,12 @@ def tables(draw: st.DrawFn, relation_id: int = 16_402) -> Table:
     elif identity is ReplicaIdentity.NOTHING:
         marked = set()
     types = st.sampled_from(TYPES)
-    columns = tuple(Column(name in marked, name, *draw(types)) for name in names)
+    columns = tuple(RelationColumn(name in marked, name, *draw(types)) for name in names)
     schema, table = draw(short_names), draw(short_names)
     return Table(Relation(relation_id, schema, table, identity, columns), key)
 
 
-def texts(column: Column) -> st.SearchStrategy[bytes]:
+def texts(column: RelationColumn) -> st.SearchStrategy[bytes]:
     return _TEXTS[column.type_id, column.type_modifier].map(str.encode)
 
 

@@ -12,7 +12,7 @@ from cdc.decode.messages import Begin, Commit, Message, Relation
 from cdc.encode.encoder import Encoder
 from cdc.encode.logical_messages import MessageEncoder
 from cdc.encode.oversize import PLACEHOLDER, DeadLetters
-from cdc.encode.routes import LogicalMessages, Table
+from cdc.encode.routes import LogicalMessages, TableRoute
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.batch import Batch
@@ -136,7 +136,7 @@ class Session:
             self.new_versions.append(version)
         encoder = encoder_of(version, self.partitions)
         partitions = self.batch.topic(version.topic, encoder.partitions)
-        table = Table(encoder, partitions, self.dead)
+        table = TableRoute(encoder, partitions, self.dead)
         sequencer.describe(relation.relation_id, table)
         return version
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cdc.config import Mask
 from cdc.config.patterns import parse_name
 from cdc.config.selection import ALL
-from cdc.decode.messages import Column, Relation, ReplicaIdentity
+from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
@@ -100,7 +100,7 @@ def test_the_hidden_column_is_never_shown(
         # Time never goes back: the catalog is read no earlier than it was read before.
         seen = max(seen, min(len(states) - 1, lsn + later))
         columns = tuple(
-            Column(False, c.name, c.type_id, -1)  # noqa: FBT003 - of no key
+            RelationColumn(False, c.name, c.type_id, -1)  # noqa: FBT003 - of no key
             for c in state.alive
         )
         relation = Relation(7, "public", "t", ReplicaIdentity.NOTHING, columns)
@@ -124,7 +124,7 @@ def test_every_column_is_among_the_places_that_are_possible(
 ) -> None:
     states = history(chosen)
     first, then, last = sorted(min(each, len(states) - 1) for each in (one, two, three))
-    columns = [Column(False, c.name, c.type_id, -1) for c in states[then].alive]  # noqa: FBT003
+    columns = [RelationColumn(False, c.name, c.type_id, -1) for c in states[then].alive]  # noqa: FBT003
     for before in (states[first].numbers(first), None):
         found = column_identity.possible_positions(columns, before, states[last].numbers(last))
         for at, column in enumerate(states[then].alive):

@@ -12,7 +12,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.decode.messages import Column, Relation, ReplicaIdentity
+from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
 from cdc.events import LSN
 from cdc.log.completeness import Completeness, Name
 from cdc.log.records import Replacement, SchemaRecord
@@ -87,7 +87,7 @@ class World:
         self.completeness.replace(done)
 
     def _describe(self, name: Name, table: Table) -> int:
-        columns = (Column(True, "id", 23, -1),)  # noqa: FBT003 - of the key
+        columns = (RelationColumn(True, "id", 23, -1),)  # noqa: FBT003 - of the key
         relation = Relation(table.oid, *name, ReplicaIdentity.DEFAULT, columns)
         request = RelationRequest(relation, TableFacts(("id",), {}), {}, LSN(self._at))
         version, new = self._relations.version(request, replaying=False)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decode.frames import PADDING
-from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
-from cdc.encode.routes import Table as Route
+from cdc.decode.messages import Insert, Relation, RelationColumn, ReplicaIdentity
+from cdc.encode.routes import TableRoute as Route
 from cdc.errors import ConfigError, InvariantError, ProtocolError
 from cdc.events import LSN
 from cdc.log.batch import Batch
@@ -250,14 +250,14 @@ def test_a_row_too_large_for_its_topic_is_a_dead_letter() -> None:
 
 
 def _narrow(type_id: int = 23) -> Table:
-    columns = (Column(False, "v", type_id, -1),)  # noqa: FBT003 - in no key
+    columns = (RelationColumn(False, "v", type_id, -1),)  # noqa: FBT003 - in no key
     return Table(Relation(16_402, "public", "t", ReplicaIdentity.NOTHING, columns), ())
 
 
 def test_the_error_of_an_unreadable_row_names_table_column_and_pages() -> None:
     relation = Relation(
         7, "public", "users", ReplicaIdentity.DEFAULT,
-        (Column(True, "id", 23, -1), Column(False, "name", 25, -1)),  # noqa: FBT003
+        (RelationColumn(True, "id", 23, -1), RelationColumn(False, "name", 25, -1)),  # noqa: FBT003
     )  # fmt: skip
     reading = Reading(Table(relation, ("id",)))
     row = pack(">h", 2) + pack(">i", 1) + b"1" + pack(">i", 8) + b"hunter2\xff"

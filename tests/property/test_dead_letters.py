@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decode.messages import (
-    Column,
     Delete,
     Insert,
     OldTuple,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Update,
 )
@@ -87,7 +87,7 @@ USERS = Relation(
     "public",
     "users",
     ReplicaIdentity.FULL,
-    (Column(True, "id", 25, -1), Column(True, "body", 25, -1)),  # noqa: FBT003 - whether of the key
+    (RelationColumn(True, "id", 25, -1), RelationColumn(True, "body", 25, -1)),  # noqa: FBT003 - whether of the key
 )
 
 

@@ -24,11 +24,12 @@ from lockstep.sinks.contract import Applied, Changes
 from lockstep.sinks.delta import actions, layout, roaring
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from lockstep.sinks.documents import Node, Row
+from lockstep.sinks.documents import Node, Row, Term
 from tests.fixtures.seeds import first_seed
 
 _MAGIC: Final = 1_681_511_377
-_NODE: Final = Node("users", "public.users", ("id",), ("id", "name"))
+# A child's rows are found by their `name`, which each change sets.
+_NODE: Final = Node("users", "public.users", ("id",), (), by=(("name", "name"),))
 
 
 # -- deletion vectors ---------------------------------------------------------------------------
@@ -107,8 +108,8 @@ class Mirror:
         return MirrorTables({_NODE.table: place}, {_NODE: NodeRows(_NODE, self.version)})
 
 
-def _shown(rows: Iterable[Row]) -> list[tuple[bytes, bytes]]:
-    return sorted((each.key, each.members) for each in rows)
+def _shown(rows: Iterable[Row]) -> list[tuple[bytes, Term]]:
+    return sorted((each.key, each.terms["name"]) for each in rows)
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])

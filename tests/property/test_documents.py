@@ -155,6 +155,8 @@ class ArrowTables:
     def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
         return (row for row in self.every(node) if row.of(columns) in wanted)
 
+    trace = find
+
     def difference(self, node: Node, since: ArrowTables) -> tuple[Iterator[Row], Iterator[Row]]:
         return since._lacking(node, self), self._lacking(node, since)
 

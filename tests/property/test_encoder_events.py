@@ -17,7 +17,7 @@ from cdc.log import names
 from cdc.sequence.state import Pause
 from tests.property import reference
 from tests.property.pgoutput_writer import encode
-from tests.property.reference import Described, Expected, Place, RowMessage
+from tests.property.reference import Described, EventPlace, Expected, RowMessage
 from tests.property.rows import Table, messages, tables
 from tests.property.stream import (
     PARTITIONS,
@@ -69,7 +69,7 @@ def expected_records(table: Table, rows: list[RowMessage]) -> list[Expected]:
     expected: list[Expected] = []
     seq = 1
     for ordinal, message in enumerate(rows, 1):
-        place = Place(LSN_OF_ROW, LSN(0x2000), TIME_US, 771, ordinal, seq)
+        place = EventPlace(LSN_OF_ROW, LSN(0x2000), TIME_US, 771, ordinal, seq)
         records = reference.events(message, described, place)
         seq += sum(record.value is not None for record in records)
         expected += records

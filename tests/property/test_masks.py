@@ -14,12 +14,12 @@ from cdc.config import Mask
 from cdc.config.patterns import NamePattern
 from cdc.config.selection import ALL, TableSelection
 from cdc.decode.messages import (
-    Column,
     Delete,
     Insert,
     KeyTuple,
     OldTuple,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     Truncate,
     TupleData,
@@ -27,7 +27,7 @@ from cdc.decode.messages import (
 )
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
-from cdc.encode.routes import Table as Route
+from cdc.encode.routes import TableRoute as Route
 from cdc.log.records import SchemaRecord
 from cdc.sequence.relations import RelationRequest
 from cdc.source.lookups import TableFacts
@@ -198,8 +198,8 @@ def secrets(draw: st.DrawFn) -> tuple[Table, list[RowMessage], dict[str, Mask]]:
     key = ("id", "s0")
     types = draw(st.lists(st.sampled_from(sorted(SECRETS)), min_size=2, max_size=5))
     full = identity is ReplicaIdentity.FULL
-    columns = [Column(True, "id", 23, -1)]  # noqa: FBT003 - as the message has it
-    columns += [Column(full or i == 0, f"s{i}", kind, -1) for i, kind in enumerate(types)]
+    columns = [RelationColumn(True, "id", 23, -1)]  # noqa: FBT003 - as the message has it
+    columns += [RelationColumn(full or i == 0, f"s{i}", kind, -1) for i, kind in enumerate(types)]
     table = Table(Relation(16_402, "public", "t", identity, tuple(columns)), key)
 
     def row() -> tuple[bytes, ...]:

@@ -13,7 +13,6 @@ from cdc.decode.messages import (
     Begin,
     BeginPrepare,
     Binary,
-    Column,
     Commit,
     CommitPrepared,
     Delete,
@@ -25,6 +24,7 @@ from cdc.decode.messages import (
     Origin,
     Prepare,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     RollbackPrepared,
     StreamAbort,
@@ -62,7 +62,7 @@ tuples: st.SearchStrategy[TupleData] = st.lists(values, max_size=8).map(tuple)
 olds: st.SearchStrategy[KeyTuple | OldTuple] = st.one_of(
     st.builds(KeyTuple, tuples), st.builds(OldTuple, tuples)
 )
-columns = st.builds(Column, st.booleans(), names, uint32, st.integers(-(2**31), 2**31 - 1))
+columns = st.builds(RelationColumn, st.booleans(), names, uint32, st.integers(-(2**31), 2**31 - 1))
 
 
 def tuple_of(elements: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[T, ...]]:

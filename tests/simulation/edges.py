@@ -155,7 +155,9 @@ class _Current:
         self.__dict__.update(calls)
 
 
-def _look_up(_sql: object, _publication: str, relations: Iterable[int]) -> dict[int, Lookup]:
+def _look_up(
+    _sql: object, _publication: str, relations: Iterable[int], _known: object = None
+) -> dict[int, Lookup]:
     return {
         oid: Lookup(TableFacts(KEYS.get(oid, ()), {}), SentTable(cast("Any", _Agreeing()), None))
         for oid in relations

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import costs_page, kinds, result, stages
 from benchmarks.recording import Recording
 from cdc.decode.frames import HEADER_SIZE, PAD
-from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
+from cdc.decode.messages import Insert, Relation, RelationColumn, ReplicaIdentity
 from cdc.log.batch import Batch
 from tests.property.stream import begin, chunk, commit, frame
 
@@ -18,8 +18,8 @@ ITEMS = Relation(
     "items",
     ReplicaIdentity.DEFAULT,
     (
-        Column(key=True, name="id", type_id=20, type_modifier=-1),
-        Column(key=False, name="name", type_id=25, type_modifier=-1),
+        RelationColumn(key=True, name="id", type_id=20, type_modifier=-1),
+        RelationColumn(key=False, name="name", type_id=25, type_modifier=-1),
     ),
 )
 ROWS = 500

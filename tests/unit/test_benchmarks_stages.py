@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import latency_stages
 from benchmarks.arrivals import Journey
-from benchmarks.latency_stages import STAGES, Window
+from benchmarks.latency_stages import STAGES, ThreadSample
 
 # Two batches: seq 1 to 3, then 4, which waited for the first to be acknowledged at 1,500.
 _TRACE: dict[str, Any] = {
@@ -52,8 +52,8 @@ def test_the_table_shows_the_stage_in_which_slow_changes_wait() -> None:
 
 
 def test_a_cause_counts_for_as_long_as_it_overlaps_the_change() -> None:
-    waits = [Window(0, 1_000, {"broker": 9.0}, {"broker": 9.0})]
-    waits.append(Window(1_000, 3_000, {"broker": 1.0}, {"broker": 2.0}))
+    waits = [ThreadSample(0, 1_000, {"broker": 9.0}, {"broker": 9.0})]
+    waits.append(ThreadSample(1_000, 3_000, {"broker": 1.0}, {"broker": 2.0}))
     changes = latency_stages.staged(_JOURNEYS, _TRACE)
     causes = latency_stages.causes(changes, _TRACE, waits)
     assert causes["ms of garbage collection"] == {"all": 0.075, "slow": 0.15}
@@ -65,7 +65,7 @@ def test_a_cause_counts_for_as_long_as_it_overlaps_the_change() -> None:
 
 def test_windows_lie_between_two_lines_of_the_scheduling_log() -> None:
     lines = [{"at_us": 10, "broker": [0, 0]}, {"at_us": 30, "broker": [2.5, 1.5]}]
-    assert latency_stages.windows(lines) == [Window(10, 30, {"broker": 2.5}, {"broker": 1.5})]
+    assert latency_stages.windows(lines) == [ThreadSample(10, 30, {"broker": 2.5}, {"broker": 1.5})]
 
 
 def test_round_trips_are_counted_by_batch() -> None:

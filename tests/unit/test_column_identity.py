@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cdc.config import Mask
 from cdc.config.patterns import parse_name
 from cdc.config.selection import ALL, TableSelection
-from cdc.decode.messages import Column
+from cdc.decode.messages import RelationColumn
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
@@ -35,8 +35,8 @@ def numbers(columns: str, lsn: int = 1, *, changed: str = "", **more: object) ->
     return ColumnNumbers(relation_id=16402, lsn=LSN(lsn), columns=found, **more)  # type: ignore[arg-type]
 
 
-def message(columns: str) -> list[Column]:
-    return [Column(False, name, 23, -1) for name in columns]  # noqa: FBT003 - of no key
+def message(columns: str) -> list[RelationColumn]:
+    return [RelationColumn(False, name, 23, -1) for name in columns]  # noqa: FBT003 - of no key
 
 
 def hiding(*names: str, keep: str = "") -> TableSelection:

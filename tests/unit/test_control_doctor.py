@@ -29,7 +29,7 @@ from cdc.source.publication_note import PublicationNote
 from cdc.source.publications import Publication, PublicationEntry, PublishedTable
 from cdc.source.server import OpenTransaction, Server
 from cdc.source.slots import Slot
-from cdc.source.tables import Table
+from cdc.source.tables import SourceTable
 from cdc.source.timelines import Ancestor, System
 
 CONFIG = Config(
@@ -73,7 +73,7 @@ SLOT = Slot(
     two_phase=False,
     retained_bytes=600,
 )
-TABLE = Table(
+TABLE = SourceTable(
     oid=1,
     schema="public",
     name="users",

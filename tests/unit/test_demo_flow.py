@@ -286,3 +286,12 @@ def test_an_outcome_without_a_proof_is_reported() -> None:
     unproven.proof = None
     assert "without a proof" in closing_lines(unproven)[0]
     assert orjson.loads(closing_json(unproven))["equal"] is None
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_events_are_shown_in_seq_order_whatever_partition_came_first(width: int) -> None:
+    flow = Flow(FRONTIERS)
+    for seq in (9_105, 9_101, 9_104, 9_102, 9_103):
+        flow.take(change(seq, NOW + 1), NOW + 1)
+    shown = re.findall(r"\b910\d\b(?=\s+insert)", rendered(flow, width))
+    assert shown == ["9101", "9102", "9103", "9104", "9105"]

@@ -9,7 +9,6 @@ import pytest
 
 from cdc.decode.frames import PADDING
 from cdc.decode.messages import (
-    Column,
     Delete,
     Insert,
     KeyTuple,
@@ -17,6 +16,7 @@ from cdc.decode.messages import (
     Message,
     Origin,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     StreamAbort,
     StreamCommit,
@@ -44,7 +44,7 @@ def row(xid: int, text: bytes = b"a") -> bytes:
     return frame(Insert(1, (b"1", text), xid))
 
 
-COLUMN = Column(key=True, name="id", type_id=23, type_modifier=-1)
+COLUMN = RelationColumn(key=True, name="id", type_id=23, type_modifier=-1)
 
 
 def described(xid: int, oid: int = 1) -> bytes:

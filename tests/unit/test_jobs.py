@@ -14,10 +14,10 @@ from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableErro
 from cdc.events import LSN
 from cdc.runtime.spark import job
 from cdc.snapshot.initial.records import Plan, Range
-from lockstep.jobs.apply.following import has_ended
 from lockstep.jobs.copying import direct, tasks
 from lockstep.jobs.copying.data_source import table_of
 from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.spark.session import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

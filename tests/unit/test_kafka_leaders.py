@@ -12,7 +12,7 @@ from cdc.log.client import watermarks
 PART = TopicPartition("t", 0)
 
 
-class Asked:
+class LeaderlessConsumer:
     """A consumer whose partition has no leader at first."""
 
     def __init__(self, *codes: int) -> None:
@@ -24,17 +24,17 @@ class Asked:
         return 3, 7
 
 
-def ask(asked: Asked, seconds: float) -> Any:  # noqa: ANN401 - a pair
+def ask(asked: LeaderlessConsumer, seconds: float) -> Any:  # noqa: ANN401 - a pair
     return watermarks(cast("Consumer", asked), PART, timeout=seconds)
 
 
 def test_a_partition_that_is_being_given_a_leader_is_asked_again() -> None:
     codes = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-    assert ask(Asked(*codes), 60) == (3, 7)
+    assert ask(LeaderlessConsumer(*codes), 60) == (3, 7)
 
 
 def test_another_refusal_and_a_leader_that_is_never_elected_are_raised() -> None:
     with pytest.raises(KafkaException):
-        ask(Asked(KafkaError.TOPIC_AUTHORIZATION_FAILED), 60)
+        ask(LeaderlessConsumer(KafkaError.TOPIC_AUTHORIZATION_FAILED), 60)
     with pytest.raises(KafkaException):
-        ask(Asked(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 99), 0)
+        ask(LeaderlessConsumer(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 99), 0)

@@ -15,7 +15,7 @@ from cdc.publication.change import alterations, creation, difference
 from cdc.publication.plan import Plan, plan
 from cdc.source.publication_note import PublicationNote
 from cdc.source.publications import Publication, PublicationEntry, PublishedTable
-from cdc.source.tables import Partition, Table, TableColumn
+from cdc.source.tables import Partition, SourceTable, TableColumn
 from tests.unit.test_control_doctor import SERVER, TABLE
 
 OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
@@ -43,7 +43,7 @@ def planned(
     *,
     major: int = 17,
     superuser: bool = True,
-    tables: list[Table] | None = None,
+    tables: list[SourceTable] | None = None,
     columns: list[TableColumn] = COLUMNS,
     **source: Any,  # noqa: ANN401 - fields
 ) -> Plan:
@@ -88,7 +88,7 @@ def test_a_column_list_holds_what_is_captured_and_can_be_sent(
     ],
 )
 def test_where_postgres_takes_no_column_list_the_column_is_null(
-    major: int, table: Table, source: dict[str, Any]
+    major: int, table: SourceTable, source: dict[str, Any]
 ) -> None:
     wanted = planned(rule(exclude=["born"]), major=major, tables=[table], **source)
     assert columns_of(wanted) is None
@@ -218,7 +218,7 @@ def test_options_that_differ_are_set() -> None:
 def findings(
     rules: dict[str, Any] | None = None,
     actual: Publication | None = None,
-    tables: list[Table] | None = None,
+    tables: list[SourceTable] | None = None,
     **source: Any,  # noqa: ANN401 - fields
 ) -> dict[str, Finding]:
     tables = tables or [TABLE]

@@ -88,11 +88,34 @@ def test_what_a_table_sends_is_named_where_it_came_back() -> None:
     new = replace(
         KNOWN,
         tables={"public.orders": 501, "public.users": 900},
-        narrowed={"public.users": ((1, 3), "(id > 5)")},
+        narrowed={"public.users": ((1, 3), "#a1")},
     )
     (gap,) = found(new)
-    assert gap.what.endswith("public.users sends columns 1, 3 where (id > 5), before every column")
+    sent = "public.users sends columns 1, 3 of the rows of its row filter, before every column"
+    assert gap.what.endswith(sent)
     assert gap.tables == ("public.users",)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("#a1", "#a1", False),
+        ("#a1", "#b2", True),
+        ("#a1", None, True),
+        # A record of an older version has the text: whether the filter differs is not known.
+        ("(id > 5)", "#b2", False),
+        ("(id > 5)", None, True),
+    ],
+)
+def test_a_row_filter_is_compared_by_its_hash(before: str, now: str | None, *, said: bool) -> None:
+    old = replace(KNOWN, narrowed={"public.users": (None, before)})
+    new = replace(
+        KNOWN,
+        tables={"public.orders": 501, "public.users": 900},
+        narrowed={"public.users": (None, now)} if now else {},
+    )
+    (gap,) = gaps(old, new, frozenset())
+    assert ("row filter" in gap.what) is said
 
 
 def test_every_gap_is_named_at_once() -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cdc.config import Mask
 from cdc.config.patterns import parse_name
 from cdc.config.selection import ALL, TableSelection
-from cdc.decode.messages import Column, Relation, ReplicaIdentity
+from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import SchemaRecord
@@ -24,7 +24,7 @@ def relation(
     identity: ReplicaIdentity = DEFAULT, marked: str = "a", columns: str = "abc", table: str = "t"
 ) -> Relation:
     """Return a relation whose columns are letters; those in `marked` are its replica identity."""
-    named = tuple(Column(name in marked, name, 23, -1) for name in columns)
+    named = tuple(RelationColumn(name in marked, name, 23, -1) for name in columns)
     return Relation(16402, "public", table, identity, named)
 
 

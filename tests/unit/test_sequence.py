@@ -10,7 +10,6 @@ from msgspec import structs
 from cdc.decode.frames import PADDING
 from cdc.decode.messages import (
     UNCHANGED,
-    Column,
     Delete,
     Insert,
     KeyTuple,
@@ -19,6 +18,7 @@ from cdc.decode.messages import (
     OldTuple,
     Origin,
     Relation,
+    RelationColumn,
     ReplicaIdentity,
     StreamAbort,
     StreamCommit,
@@ -41,8 +41,8 @@ from tests.property.stream import (
     position,
 )
 
-ID = Column(key=True, name="id", type_id=23, type_modifier=-1)
-NAME = Column(key=False, name="name", type_id=25, type_modifier=-1)
+ID = RelationColumn(key=True, name="id", type_id=23, type_modifier=-1)
+NAME = RelationColumn(key=False, name="name", type_id=25, type_modifier=-1)
 USERS = Relation(1, "public", "users", ReplicaIdentity.DEFAULT, (ID, NAME))
 LOGS = Relation(2, "public", "logs", ReplicaIdentity.NOTHING, (NAME,))
 INSERT = frame(Insert(1, (b"1", b"a")))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity, Update
+from cdc.decode.messages import Insert, Relation, RelationColumn, ReplicaIdentity, Update
 from cdc.errors import ProtocolError
 from tests.property.stream import Session, begin, frame, position
 
 _INT, _TEXT = 23, 25
-_COLUMNS = (Column(True, "id", _INT, -1), Column(False, "name", _TEXT, -1))  # noqa: FBT003
+_COLUMNS = (RelationColumn(True, "id", _INT, -1), RelationColumn(False, "name", _TEXT, -1))  # noqa: FBT003
 RELATION = Relation(7, "public", "users", ReplicaIdentity.DEFAULT, _COLUMNS)
 SECRET = b"hunter2\xff"
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
+from cdc.decode.messages import Insert, Relation, RelationColumn, ReplicaIdentity
 from cdc.decode.types import TYPE_NAMES
 from cdc.errors import ProtocolError
 from tests.property.stream import Session, begin, frame, position
@@ -20,9 +20,9 @@ def value_of(type_id: int, modifier: int, text: bytes | None) -> object:
     found = []
     for padding in (0, 6):
         columns = (
-            Column(True, "id", 23, -1),  # noqa: FBT003
-            Column(False, "value", type_id, modifier),  # noqa: FBT003
-            *(Column(False, f"pad{i}", 25, -1) for i in range(padding)),  # noqa: FBT003
+            RelationColumn(True, "id", 23, -1),  # noqa: FBT003
+            RelationColumn(False, "value", type_id, modifier),  # noqa: FBT003
+            *(RelationColumn(False, f"pad{i}", 25, -1) for i in range(padding)),  # noqa: FBT003
         )
         session = Session(position(), {1: ("id",)})
         relation = Relation(1, "public", "t", ReplicaIdentity.DEFAULT, columns)

@@ -42,7 +42,7 @@ from cdc.source.publications import (
 )
 from cdc.source.server import Server, open_transactions
 from cdc.source.slots import Slot, read_slot
-from cdc.source.tables import Table, count_rows
+from cdc.source.tables import SourceTable, count_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -59,7 +59,7 @@ class _Checked(NamedTuple):
     """What the steps use, once all checks have passed."""
 
     server: Server
-    tables: list[Table]
+    tables: list[SourceTable]
     wanted: Plan
     slot: Slot | None
     record: Resume | None
@@ -200,7 +200,7 @@ def _membership(
     config: Config,
     slot: Slot,
     record: Resume,
-    tables: list[Table],
+    tables: list[SourceTable],
 ) -> Generator[Step, None, Resume]:
     """Accept that a table has left the publication for good; refuse to add one back unnoticed.
 
@@ -237,7 +237,7 @@ def _membership(
     return kept, position
 
 
-def _identities(tables: list[Table]) -> Iterator[Step]:
+def _identities(tables: list[SourceTable]) -> Iterator[Step]:
     blind = [str(each) for each in tables if not each.identifies_rows]
     if blind:
         yield Step(
@@ -250,7 +250,7 @@ def _identities(tables: list[Table]) -> Iterator[Step]:
 def _topics(
     client: AdminClient,
     config: Config,
-    tables: list[Table],
+    tables: list[SourceTable],
     described: dict[str, topics.Described],
     undo: ExitStack,
     *,
@@ -372,7 +372,7 @@ def first_position(lsn: LSN) -> ResumePosition:
 
 def _rows_since(
     connection: Connection,
-    tables: list[Table],
+    tables: list[SourceTable],
     identity: ResumeIdentity,
 ) -> Iterator[Step]:
     """Report which tables are new to the log and had rows before: no event carries those."""
@@ -386,7 +386,7 @@ def _rows_since(
         )
 
 
-def _rows(config: Config, connection: Connection, tables: list[Table]) -> Iterator[Step]:
+def _rows(config: Config, connection: Connection, tables: list[SourceTable]) -> Iterator[Step]:
     """Report what happens to the rows that are older than the log."""
     filled, unread = [], []
     for table in tables:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from cdc.decode.messages import Column
+from cdc.decode.messages import RelationColumn
 from cdc.errors import ConfigError
 from cdc.log import column_numbers, reader
 from cdc.operate.commands.steps import Did, Step
@@ -20,7 +20,7 @@ from cdc.operate.readable import listed
 from cdc.publication import column_identity
 from cdc.publication.plan import GENERATED
 from cdc.source.lookups import look_up_column_numbers
-from cdc.source.tables import Table, read_partitions
+from cdc.source.tables import SourceTable, read_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class HiddenColumns:
     """The hidden columns of the tables that are set up."""
 
-    def __init__(self, connection: Connection, config: Config, tables: list[Table]) -> None:
+    def __init__(self, connection: Connection, config: Config, tables: list[SourceTable]) -> None:
         self._connection, self._config = connection, config
         # Oldest first: the newest takes precedence.
         self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
@@ -129,7 +129,7 @@ def _shown(
     selection: TableSelection, numbers: ColumnNumbers
 ) -> list[column_identity.ExposedColumn]:
     columns = [
-        Column(False, c.name, c.type_id, c.type_modifier, c.attnum)  # noqa: FBT003 - of no key
+        RelationColumn(False, c.name, c.type_id, c.type_modifier, c.attnum)  # noqa: FBT003 - of no key
         for c in numbers.columns
         if not c.dropped
     ]
@@ -143,7 +143,7 @@ def _is_masked(selection: TableSelection, name: str) -> bool:
 
 
 def _hiding(
-    connection: Connection, config: Config, tables: list[Table]
+    connection: Connection, config: Config, tables: list[SourceTable]
 ) -> dict[int, TableSelection]:
     """Return the relations where the configuration hides columns, as the stream describes them."""
     by_leaf = config.source.partitions == "leaf"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config.followers import Document, Follower, RedisShape
-    from cdc.source.tables import Table, TableColumn
+    from cdc.source.tables import SourceTable, TableColumn
 
 _PLACE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
@@ -26,7 +26,7 @@ _PLACE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 class CapturedTables(NamedTuple):
     """What is captured, by name as in the configuration, and the columns of each by its oid."""
 
-    tables: dict[str, Table]
+    tables: dict[str, SourceTable]
     columns: dict[int, list[TableColumn]]
 
 
@@ -78,13 +78,13 @@ def _patterns(facts: CapturedTables, at: str, follower: Follower) -> Iterator[Fi
             yield warning("followers_tables", what, "name it in source.tables, then `cdc setup`")
 
 
-def _follows(follower: Follower, table: Table) -> bool:
+def _follows(follower: Follower, table: SourceTable) -> bool:
     if follower.documents:
         return any(each.table == str(table) for each in _every(follower.documents))
     return stores.follows(follower, table.schema, table.name)
 
 
-def _key(config: Config, facts: CapturedTables, table: Table) -> tuple[str, ...]:
+def _key(config: Config, facts: CapturedTables, table: SourceTable) -> tuple[str, ...]:
     """Return the key columns of the table's events."""
     chosen = config.selection.of((table.schema, table.name)).key
     if chosen is not None:

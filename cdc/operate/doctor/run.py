@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdc.config import Config, without_passwords
 from cdc.errors import CDCError
@@ -36,13 +36,18 @@ from cdc.operate.doctor.tables import check_tables
 from cdc.operate.facts import SourceFacts
 from cdc.operate.findings import Finding, error, warning
 from cdc.publication.plan import has_topic
-from cdc.source.connection import connect
-from cdc.source.tables import Table
+from cdc.source.connection import connect, translated
+from cdc.source.tables import SourceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from cdc.source.connection import Connection
+
+
+# A table that is locked exclusively, as by VACUUM FULL, holds up nothing: what can't be read for it
+# is reported.
+_LOCK_TIMEOUT: Final = b"SET lock_timeout = '3s'"
 
 
 def examine(config: Config) -> list[Finding]:
@@ -52,6 +57,8 @@ def examine(config: Config) -> list[Finding]:
         connection = source = None
         try:
             connection = stack.enter_context(connect(config))
+            with translated("limiting how long a lock is waited for"):
+                connection.execute(_LOCK_TIMEOUT)
             source = facts.source_facts(connection, config)
         except CDCError as failure:
             where = without_passwords(config.source.dsn)
@@ -114,7 +121,9 @@ def _reported(
         yield kind(check, failure.what, failure.hint)
 
 
-def _log_facts(config: Config, tables: list[Table], findings: list[Finding]) -> LogFacts | None:
+def _log_facts(
+    config: Config, tables: list[SourceTable], findings: list[Finding]
+) -> LogFacts | None:
     try:
         reach(config)
         client = topics.admin(config)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.operate.facts import SourceFacts
-    from cdc.source.tables import Table
+    from cdc.source.tables import SourceTable
 
 # Below it, an ordinary pause, such as a broker's restart, disconnects walsenders.
 _SHORT_SENDER_TIMEOUT_MS = 30_000
@@ -115,7 +115,7 @@ def _tables(config: Config, facts: SourceFacts) -> Iterator[Finding]:
         )
 
 
-def _give_identity(table: Table) -> str:
+def _give_identity(table: SourceTable) -> str:
     if table.has_primary_key:
         return f"ALTER TABLE {table.quoted} REPLICA IDENTITY DEFAULT;"
     return f"ALTER TABLE {table.quoted} REPLICA IDENTITY FULL;  -- or better, add a primary key;"

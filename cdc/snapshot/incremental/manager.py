@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.daemon.verifier import Verifier
     from cdc.decode.messages import LogicalMessage, Relation
-    from cdc.encode.routes import Table
+    from cdc.encode.routes import TableRoute
     from cdc.sequence.sequencer import Sequencer
     from cdc.sequence.state import Wanted
     from cdc.snapshot.incremental.commands import Command
@@ -323,7 +323,7 @@ class IncrementalSnapshots:
         barrier.drop_visible(PgSnapshot.parse(chunk.rows.snapshot))
         return self._advance(chunk, states.HighReached(lsn, decoded, version))
 
-    def _table(self, rows: Chunk) -> Table:
+    def _table(self, rows: Chunk) -> TableRoute:
         table = self._sequencer.table(rows.described.oid)
         assert table is not None, "the table was described at the high watermark"
         return table

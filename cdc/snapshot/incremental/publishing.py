@@ -12,7 +12,7 @@ from cdc.encode.unreadable import unreadable
 from cdc.errors import CDCError
 
 if TYPE_CHECKING:
-    from cdc.encode.routes import Table
+    from cdc.encode.routes import TableRoute
     from cdc.sequence.sequencer import Sequencer
     from cdc.snapshot.incremental.chunk_state import Publish
     from cdc.snapshot.incremental.records import Key
@@ -28,7 +28,9 @@ def relation(table: DescribedTable) -> messages.Relation:
         table.name,
         messages.ReplicaIdentity(table.replica_identity),
         tuple(
-            messages.Column(each.key, each.name, each.type_id, each.type_modifier, each.attnum)
+            messages.RelationColumn(
+                each.key, each.name, each.type_id, each.type_modifier, each.attnum
+            )
             for each in table.columns
         ),
     )
@@ -43,7 +45,7 @@ def last_key(chunk: Chunk) -> Key | None:
     return tuple((values[names.index(name)] or b"").decode() for name in chunk.key)
 
 
-def publish(sequencer: Sequencer, table: Table, rows: Publish, *, empty_first: bool) -> int:
+def publish(sequencer: Sequencer, table: TableRoute, rows: Publish, *, empty_first: bool) -> int:
     """Publish a chunk's rows as changes of the current transaction; return how many.
 
     With `empty_first` the table is emptied before: followers may have rows that the source no
@@ -62,7 +64,7 @@ def publish(sequencer: Sequencer, table: Table, rows: Publish, *, empty_first: b
         raise unreadable(encoder, bad, error) from error
 
 
-def _publish(sequencer: Sequencer, table: Table, rows: Publish, *, empty_first: bool) -> int:
+def _publish(sequencer: Sequencer, table: TableRoute, rows: Publish, *, empty_first: bool) -> int:
     lsn, changes, chunk = rows.lsn, rows.changes, rows.chunk
     encoder, changed_keys = table.encoder, changes.keys
     if empty_first:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from cdc import errors
 from cdc.errors import CDCError, Exit, UnavailableError
 from cdc.runtime import bugs
-from cdc.snapshot.initial.task import Task
+from cdc.snapshot.initial.task import CopyTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,7 +111,7 @@ def _work(pipe: Connection, config: Config, plan: Plan, number: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     reporter = _Teller(pipe)
     try:
-        with Task(config, plan, number, report=reporter.at_hand) as task:
+        with CopyTask(config, plan, number, report=reporter.at_hand) as task:
             for each in task.unfinished():
                 reporter.range = each.table, each.number
                 reporter.send("done", task.copy(each))

@@ -19,7 +19,7 @@ from cdc.errors import CDCError, InvariantError, ProtocolError
 from cdc.source.copying import HEAD_SIZE, head
 
 if TYPE_CHECKING:
-    from cdc.encode.routes import Table
+    from cdc.encode.routes import TableRoute
     from cdc.events import LSN
     from cdc.log.batch import Batch
     from cdc.snapshot.initial.records import Range
@@ -39,7 +39,7 @@ def transaction(epoch: int, lsn: LSN, us: int) -> tuple[bytes, bytes]:
 class Rows:
     """The rows of one range, encoded and put into the batch."""
 
-    def __init__(self, table: Table, event: bytes, each: Range, batch: Batch) -> None:
+    def __init__(self, table: TableRoute, event: bytes, each: Range, batch: Batch) -> None:
         """`event` is the table's `copied_format`."""
         self._table, self._event, self._batch = table, event, batch
         self._first_seq, self._capacity = each.first_seq, each.capacity

@@ -21,7 +21,7 @@ from cdc import failpoints
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.encode.oversize import DeadLetters
-from cdc.encode.routes import Table
+from cdc.encode.routes import TableRoute
 from cdc.errors import ConfigError, FencedError, ProtocolError, RewrittenError
 from cdc.log import names, topics
 from cdc.log.batch import Batch
@@ -59,7 +59,7 @@ _LONGEST_SECONDS: Final = 900
 _SHORTEST_SECONDS: Final = 300
 
 
-class Task:
+class CopyTask:
     """Task `number` of a plan. A context manager: it holds connections and a transaction."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Task:
         self._dead = DeadLetters(
             self._batch, names.dead_topic(config.prefix), placeholder, ours(config)
         )
-        self._tables: dict[int, tuple[Table, bytes]] = {}
+        self._tables: dict[int, tuple[TableRoute, bytes]] = {}
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -157,7 +157,7 @@ class Task:
                 if self._report:
                     self._report(reported, size)
 
-    def _table(self, planned: PlannedTable) -> tuple[Table, bytes]:
+    def _table(self, planned: PlannedTable) -> tuple[TableRoute, bytes]:
         """Return how rows of a published table are encoded and where they go."""
         found = self._tables.get(planned.schema_id)
         if found is None:
@@ -173,7 +173,7 @@ class Task:
                 planned.partitions,
                 masks(config, self._sql, version),
             )
-            table = Table(encoder, self._batch.topic(name, encoder.partitions), self._dead)
+            table = TableRoute(encoder, self._batch.topic(name, encoder.partitions), self._dead)
             members = transaction(plan.epoch, plan.lsn, plan.taken_at_us)
             event = encoder.copied_format(plan.lsn, *members)
             found = self._tables[planned.schema_id] = table, event
@@ -187,7 +187,7 @@ class Task:
 
 def run_task(config: Config, plan: Plan, number: int) -> Iterator[RangeRecord]:
     """Copy what is left of a task; yield each range once it is in the log."""
-    with Task(config, plan, number) as task:
+    with CopyTask(config, plan, number) as task:
         for each in task.unfinished():
             yield task.copy(each)
 

@@ -21,6 +21,10 @@ from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
 from lockstep.sinks.contract import StoreState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
     from cdc.config import Config
     from lockstep.jobs.apply.running import Run
     from lockstep.sinks.contract import Sink
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 # Seconds between two polls for a new frontier of the mirror.
 _POLL_SECONDS: Final = 0.2
+# Tables of this size, in bytes: a smaller build takes less than the start of a session.
+_EXECUTORS_FROM_BYTES: Final = 16 << 20
 # How many of the latest messages are searched for the newest canary.
 _CANARY_OFFSETS: Final = 200
 
@@ -41,10 +47,12 @@ class DocumentsFollowing:
         name: str,
         sink: Sink,
         *,
+        spark: Callable[[], SparkSession] | None = None,
         until: LSN | None = None,
         exactly: bool = False,
     ) -> None:
-        """`until`: end once that LSN is applied, `exactly` there."""
+        """`until`: end once that LSN is applied, `exactly` there; `spark` starts a session."""
+        self._spark = spark
         self._config, self._name, self._sink, self._until = config, name, sink, until
         self._through = until if exactly else None
         self._mirror = MirrorCuts(config, name)
@@ -65,7 +73,7 @@ class DocumentsFollowing:
                     continue
                 began = time.monotonic()
                 try:
-                    new = apply(self._mirror, self._sink, cut, applied.generation)
+                    new = apply(self._mirror, self._sink, cut, applied.generation, self._spark)
                 except OvertakenError:
                     run.stopping.wait(_POLL_SECONDS)
                     state = positions.open_in_log(run, self._sink)
@@ -96,11 +104,26 @@ class DocumentsFollowing:
         return canaries.newest(self._config, found or {})
 
 
-def apply(mirror: MirrorCuts, sink: Sink, cut: MirrorCut, generation: int) -> int:
-    """Apply the cut to a store; return how many document changes were new to it."""
+def apply(
+    mirror: MirrorCuts,
+    sink: Sink,
+    cut: MirrorCut,
+    generation: int,
+    spark: Callable[[], SparkSession] | None = None,
+) -> int:
+    """Apply the cut to a store; return how many document changes were new to it.
+
+    `spark` starts the session in which executors build all documents of large tables.
+    """
     applied = cut.after.applied
     above = cut.before.applied.seq if cut.before else 0
     sink.begin(applied.seq, [kind.version for kind in mirror.kinds(applied)], above)
-    new = sum(sink.write(changes) for changes in mirror.changes(cut))
+    first = mirror.builds(cut) if spark is not None and sink.parallel else None
+    if spark is not None and first is not None and first[1] >= _EXECUTORS_FROM_BYTES:
+        from lockstep.jobs.apply import building_documents as building  # noqa: PLC0415 - pyspark takes a second to import
+
+        new = building.build(spark(), first[0], sink, first[1])
+    else:
+        new = sum(sink.write(changes) for changes in mirror.changes(cut))
     sink.commit(applied._replace(generation=generation))
     return new
