@@ -11,7 +11,11 @@ _FIXTURES = Path(__file__).parent / "fixtures"
 pytest_plugins = [f"tests.fixtures.{path.stem}" for path in sorted(_FIXTURES.glob("[a-z]*.py"))]
 
 # Before any is imported, because one may import another.
-pytest.register_assert_rewrite(*pytest_plugins, "lockstep.conformance")
+# The package itself is imported already, by its entry point.
+_REWRITTEN = ("memory", "plugin", "store", "test_contract", "test_generations", "test_parts")
+pytest.register_assert_rewrite(
+    *pytest_plugins, *(f"lockstep.conformance.{name}" for name in _REWRITTEN)
+)
 
 
 @pytest.fixture(autouse=True)
