@@ -114,7 +114,10 @@ class Run:
         self.config, self.name, self.store = config, name, store
         self.progress = FollowerProgress()
         self.stopping = threading.Event()
-        self.state: FollowerState | Literal["standby"] = "starting"
+        # A standby reports nothing, so it must not be `starting` before it has read any report.
+        self.state: FollowerState | Literal["standby"] = (
+            "starting" if standby_seconds is None else "standby"
+        )
         self.applied: Applied | None = None
         self.had_lsn: LSN | None = None  # for a store that lost a part: the LSN that it had
         self.exit = Exit.OK
@@ -167,12 +170,14 @@ class Run:
     def _is_active(self) -> bool:
         """Return False once asked to stop; a standby returns True once no other copy is active."""
         standby = self._standby
-        if standby is not None and (self._gives_way or not standby.is_free()):
-            self.to("standby")
+        if standby is None:
+            return not self.stopping.is_set()
+        while self._gives_way or not standby.is_free():
             self._gives_way = False
-            while not standby.is_free():
-                if self.stopping.wait(_STANDBY_SECONDS):
-                    return False
+            self.to("standby")
+            if self.stopping.wait(_STANDBY_SECONDS):
+                return False
+        if self.state == "standby":
             self.to("starting")
         return not self.stopping.is_set()
 
