@@ -35,12 +35,9 @@ def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
     It has Delta's jars, which are fetched if missing. Your own session needs what `cdc spark conf`
     and `cdc spark jars` print.
     """
-    from cdc.runtime import spark as files  # noqa: PLC0415 - of the extra `spark`
-    from cdc.runtime.progress import Terminal  # noqa: PLC0415 - as above
-    from lockstep.jobs.spark.session import session as ours  # noqa: PLC0415 - pyspark takes a second
-    from lockstep.jobs.spark.session import submitted  # noqa: PLC0415 - as above
+    from lockstep.jobs.spark.session import with_jars  # noqa: PLC0415 - pyspark takes a second
 
-    return ours(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
+    return with_jars(name, cores=cores)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from lockstep.jobs.reading_as_of import session
-from lockstep.jobs.spark.session import SparkEndedError, has_ended
+from lockstep.jobs.spark.session import SparkEndedError, has_ended, with_jars
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
@@ -69,7 +68,7 @@ class SparkMerge:
                 about = commit._replace(upto=None)
                 delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
         # A new session, so that these settings apply to one commit only and to no other thread.
-        spark = (SparkSession.getActiveSession() or session("delta")).newSession()
+        spark = (SparkSession.getActiveSession() or with_jars("delta")).newSession()
         settings = _MERGE | {
             f"{_TXN}AppId": commit.app,
             f"{_TXN}Version": str(commit.upto),

@@ -198,6 +198,14 @@ def _expect_java() -> None:
         )
 
 
+def with_jars(name: str, *, cores: int = 2) -> SparkSession:
+    """Return the active session, or a small local one with Delta's jars, fetched if missing."""
+    from cdc.runtime import spark as files  # noqa: PLC0415 - of the extra `spark`
+    from cdc.runtime.progress import Terminal  # noqa: PLC0415 - as above
+
+    return session(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
+
+
 def submitted() -> bool:
     """Return whether spark-submit started this process, and with it the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

@@ -20,8 +20,13 @@ def daemon(case: Case, how: str) -> AbstractContextManager[None]:
     return case.away() if how == "away" else nullcontext()
 
 
+def of_rows(events: list[Event]) -> list[Event]:
+    """Return the events without those that say how DDL changes older rows."""
+    return [event for event in events if event.op != "m"]
+
+
 def rows(events: list[Event]) -> list[object]:
-    return [event.after for event in events]
+    return [event.after for event in of_rows(events)]
 
 
 Histories = dict[str, list[Event]]
@@ -195,7 +200,7 @@ def test_ddl_and_rows_of_one_transaction_go_together_or_not_at_all(case: Case) -
 
 
 def test_a_rewrite_of_a_table_is_no_change_of_its_rows(case: Case) -> None:
-    events = case(
+    seen = case(
         "CREATE TABLE rewritten (id int PRIMARY KEY, a int)",
         "INSERT INTO rewritten VALUES (1, 1)",
         "ALTER TABLE rewritten ALTER a TYPE bigint",
@@ -205,6 +210,7 @@ def test_a_rewrite_of_a_table_is_no_change_of_its_rows(case: Case) -> None:
         "REINDEX TABLE rewritten",
         "UPDATE rewritten SET a = 2",
     )
+    events = of_rows(seen)
     assert [(e.op, e.after["a"]) for e in events] == [("c", 1), ("u", 2)]
     assert isinstance(events[1].after["b"], float)
 

@@ -32,7 +32,7 @@ def lines_of(clock: SimpleNamespace, seconds: int, *arrivals: int) -> None:
         idle.note(arrived=tenth in {10 * each for each in arrivals})
 
 
-def test_where_stderr_is_no_terminal_it_is_said_once(
+def test_where_stderr_is_no_terminal_it_is_shown_once(
     clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines_of(clock, 600)
@@ -50,14 +50,14 @@ def test_on_a_terminal_ever_more_rarely(
     assert len(capsys.readouterr().err.splitlines()) == 6  # after 3, 6, 12, 24, 48 and 96 seconds
 
 
-def test_it_is_said_again_after_something_has_arrived(
+def test_it_is_shown_again_after_something_has_arrived(
     clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines_of(clock, 60, 1, 2, 30)
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_while_events_arrive_nothing_is_said(
+def test_while_events_arrive_nothing_is_shown(
     clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines_of(clock, 30, *range(30))

@@ -30,6 +30,7 @@ ADDRESSES: Final = {
     "log.bootstrap_servers": "localhost:1",
     "http.listen": "",
     "delta.path": "/lake/shop",
+    "archive.path": "/lake/archive",
     "followers.delta.delta.path": "/lake/other",
 }
 STORES: Final = ("delta", "redis", "opensearch", "sql", "plugin")

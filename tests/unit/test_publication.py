@@ -97,7 +97,7 @@ def test_what_a_table_sends_is_named_where_it_came_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "is_reported"),
     [
         ("#a1", "#a1", False),
         ("#a1", "#b2", True),
@@ -107,7 +107,9 @@ def test_what_a_table_sends_is_named_where_it_came_back() -> None:
         ("(id > 5)", None, True),
     ],
 )
-def test_a_row_filter_is_compared_by_its_hash(before: str, now: str | None, *, said: bool) -> None:
+def test_a_row_filter_is_compared_by_its_hash(
+    before: str, now: str | None, *, is_reported: bool
+) -> None:
     old = replace(KNOWN, narrowed={"public.users": (None, before)})
     new = replace(
         KNOWN,
@@ -115,7 +117,7 @@ def test_a_row_filter_is_compared_by_its_hash(before: str, now: str | None, *, s
         narrowed={"public.users": (None, now)} if now else {},
     )
     (gap,) = gaps(old, new, frozenset())
-    assert ("row filter" in gap.what) is said
+    assert ("row filter" in gap.what) is is_reported
 
 
 def test_every_gap_is_named_at_once() -> None:
