@@ -212,7 +212,7 @@ def test_a_value_added_to_an_enum_in_mid_stream_arrives(case: Case) -> None:
 
 
 def test_a_domain_is_its_base_type_however_deep_also_where_it_is_added(case: Case) -> None:
-    before, after = case(
+    before, altered, after = case(
         "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
         "CREATE DOMAIN small AS positive CHECK (VALUE < 10)",
         "CREATE DOMAIN price AS numeric(5,2)",
@@ -223,6 +223,7 @@ def test_a_domain_is_its_base_type_however_deep_also_where_it_is_added(case: Cas
         "ALTER TABLE domains ADD q price DEFAULT 2, ADD b positive",
         "UPDATE domains SET b = 7",
     )
+    assert altered.op == "m"  # what older rows have in the added columns
     assert before.after == {"k": 5, "p": "1.50", "i": [1, None], "c": "ab  "}
     assert after.after == {**before.after, "q": "2.00", "b": 7}
     assert after.key == {"k": 5}

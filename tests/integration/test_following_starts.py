@@ -186,7 +186,7 @@ _NO_PYSPARK = """\
 import sys
 from lockstep.jobs import follow
 from lockstep.jobs.apply import following
-from lockstep.jobs.documents import following as documents
+from lockstep.jobs.apply import following_documents as documents
 from lockstep.sinks.delta import sink as delta
 from lockstep.sinks.opensearch import sink as opensearch
 from lockstep.sinks.redis import sink as redis
