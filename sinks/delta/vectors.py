@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import OrderedDict
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -47,6 +49,10 @@ _FILES_OF_A_SIZE: Final = 12
 # How many rows are rewritten after a batch for each of its own, but at least one file.
 _REWRITTEN_PER_ROW: Final = 2
 _CHECKPOINT_EVERY: Final = 100
+# How many bytes of keys stay in memory, of all tables of less than so many bytes: there may be
+# thousands, and their keys are read again in hundredths of a second.
+_SMALL_TABLE_BYTES: Final = 16 << 20
+_SMALL_KEYS_BYTES: Final = 256 << 20
 _INTEGERS: Final = (pa.int16(), pa.int32(), pa.int64(), pa.date32())
 
 
@@ -57,6 +63,9 @@ class Vectors:
         self._storage = storage
         # By URI: the table's id, the key of its rows, and their positions.
         self._by_table: dict[str, tuple[tuple[str, tuple[str, ...]], Positions]] = {}
+        # How many bytes the keys of each small table have, least recently written first.
+        self._small: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
 
     def knows(self, table: DeltaTable) -> bool:
         """Return whether the table's keys are in memory: then its files are joined here."""
@@ -81,6 +90,7 @@ class Vectors:
             # A batch has two or three commits, which may skip the round number.
             if table.version() // _CHECKPOINT_EVERY > began // _CHECKPOINT_EVERY:
                 table.create_checkpoint()
+            self._limit(table.table_uri, positions)
 
     def _positions(self, table: DeltaTable, work: Work) -> Positions:
         uri, known = table.table_uri, (str(table.metadata().id), work.key)
@@ -90,6 +100,17 @@ class Vectors:
         as_text = delta_keys.needs_text(work.batch.rows, work.key)
         positions.follow(table, as_text=as_text)
         return positions
+
+    def _limit(self, uri: str, positions: Positions) -> None:
+        """Forget small tables that were not written for long, if all have too many keys."""
+        files = positions.files.values()
+        with self._lock:
+            self._small.pop(uri, None)
+            if sum(file.bytes for file in files) < _SMALL_TABLE_BYTES:
+                self._small[uri] = sum(file.keys.nbytes + file.seqs.nbytes for file in files)
+            while sum(self._small.values()) > _SMALL_KEYS_BYTES:
+                least, _ = self._small.popitem(last=False)
+                self._by_table.pop(least, None)
 
 
 def suits(table: DeltaTable, work: Work) -> bool:

@@ -25,7 +25,7 @@ from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 
-APPLIERS = ("delta-rs", "vectors")
+APPLIERS = ("delta-rs", "vectors", "auto")
 
 
 class Lake:
