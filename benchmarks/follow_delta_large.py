@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from cdc.playground.servers.progress import Progress
 
 from benchmarks import backlog, measure, result, rows, servers, slots
 from benchmarks.daemon import Daemon, config_path
@@ -28,7 +27,8 @@ from benchmarks.follow_run import FIRST_ID, CatchUp, FollowRun
 from benchmarks.latency import POSTGRES
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
-from cdc.playground.servers import spark as files
+from cdc.runtime import spark as files
+from cdc.runtime.progress import Progress
 from tests.fixtures.spark_cluster import HOME, Cluster, standalone
 
 if TYPE_CHECKING:

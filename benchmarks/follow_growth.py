@@ -47,7 +47,7 @@ _SIZES: Final = (100_000, 1_000_000, 5_000_000)
 _CHANGES: Final = 100
 _CUTS: Final = 5
 _IDLE_SECONDS: Final = 10.0
-_SETTLE_SECONDS: Final = 1.0
+_QUIESCE_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.05
 _TIMEOUT_SECONDS: Final = 3_600.0
 _TRANSACTION_ROWS: Final = 10_000
@@ -184,7 +184,7 @@ class GrowthRun(FollowRun):
                 )
         self._seq += _CHANGES
         seconds = self._wait(watched, family)
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_QUIESCE_SECONDS)
         family.look()
         return family.cpu_seconds - used, time.monotonic() - began, seconds
 

@@ -41,7 +41,7 @@ LIMIT_SECONDS: Final = 20.0
 _RATE: Final = 100
 _ROWS: Final = 100
 _CUTS: Final = 3
-_SETTLE_SECONDS: Final = 1.0
+_QUIESCE_SECONDS: Final = 1.0
 _RUN: Final = "many"
 _LOOK_SECONDS: Final = 0.05
 _WAIT_SECONDS: Final = 900.0
@@ -105,7 +105,7 @@ class _Many(FollowRun):
                     self._connection.execute(f"UPDATE {name} SET k = k - 1 WHERE id = 1".encode())
             seq += len(names)
             self._until(follower, seq)
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(_QUIESCE_SECONDS)
             family.look()
             cuts.append(family.cpu_seconds - used - idle * (time.monotonic() - began))
         say(f"CPU seconds of cuts of {len(names)} tables: {', '.join(f'{e:.2f}' for e in cuts)}")

@@ -157,7 +157,7 @@ def _run(
 ) -> Run:
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - with the session
     from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
-    from lockstep.jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.apply.following_documents import DocumentsFollowing  # noqa: PLC0415 - as above
     from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
 
     follower = config.followers[name]

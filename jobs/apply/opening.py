@@ -22,7 +22,6 @@ from cdc.errors import (
 from cdc.events import LSN
 from lockstep.jobs.apply.applying import TornError
 from lockstep.jobs.apply.refilling import refuse_unfillable
-from lockstep.jobs.generations.rebuilding import AS_OF_ABOVE
 from lockstep.sinks.contract import Applied, Generations, Mountable, StoreState
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep.jobs.follow")
 
+# The numbers of generations that stay as of one LSN are above, so that none is continued.
+AS_OF_ABOVE: Final = 1_000_000
 # Seconds before a store is checked again for something missing, before it counts as lost.
 _SURE_SECONDS: Final = 2.0
 

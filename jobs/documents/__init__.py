@@ -1,1 +1,1 @@
-"""Documents built from their mirror: `kinds` computes a cut's changes, `following` applies them."""
+"""Documents built from their mirror: `mirror_cuts` finds a cut, `kinds` computes its changes."""

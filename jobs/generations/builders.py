@@ -26,6 +26,7 @@ from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import snapshots
 from lockstep.jobs.apply.following import Following
+from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.apply.positions import is_of_this_log
 from lockstep.jobs.apply.refilling import direct, rekeyed, shortened
 from lockstep.jobs.apply.running import Run
@@ -33,7 +34,6 @@ from lockstep.jobs.apply.stores import kind
 from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.frontiers import Frontiers
 from lockstep.jobs.cuts.schemas import version
-from lockstep.jobs.documents.following import DocumentsFollowing
 from lockstep.jobs.documents.kinds import SCHEMA
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.generations.comparing import Holding, Newest

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, StoreLostError
 from cdc.operate.readable import listed
+from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations.comparing import Difference, Holding
 from lockstep.sinks.contract import Applied, Forgetful
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from lockstep.sinks.contract import Generations, Version
 
-AS_OF_ABOVE: Final = 1_000_000
 # How many times the generations are compared before a difference counts, because the old one keeps
 # changing.
 _COMPARISONS: Final = 3

@@ -25,9 +25,9 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
 from lockstep.conformance.memory import STORES, MemorySink
+from lockstep.jobs.apply import following_documents
+from lockstep.jobs.apply.following_documents import DocumentsFollowing, apply
 from lockstep.jobs.apply.running import Run
-from lockstep.jobs.documents import following
-from lockstep.jobs.documents.following import DocumentsFollowing, apply
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from lockstep.sinks.delta.settings import Settings
@@ -209,7 +209,7 @@ def test_executors_build_the_same_documents(
     shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every document at once; rows that are shown twice, that match nothing, and that are NULL."""
-    monkeypatch.setattr(following, "_EXECUTORS_FROM_BYTES", 0)
+    monkeypatch.setattr(following_documents, "_EXECUTORS_FROM_BYTES", 0)
     chosen = Random(8)
     for _ in range(4):
         changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}

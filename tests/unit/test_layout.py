@@ -11,6 +11,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # The modules that may use a client. All others call these, which also translate the client's
 # errors; adding a module to a line is a decision, with its reason.
@@ -54,6 +56,9 @@ ROOMS = (
     *("publication", "sequence", "snapshot.incremental", "snapshot.initial", "verify", "operate"),
     *("operate.doctor", "operate.commands", "daemon", "client", "playground", "cli"),
 )
+# The same of `sinks` and `jobs`; their modules in no room are below and above them.
+SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
+JOB_ROOMS = ("cuts", "spark", "copying", "documents", "apply", "archiving", "generations")
 # Pure modules, and what they may import at run time.
 PURE = {
     "cdc.events": set[str](),
@@ -170,6 +175,30 @@ def test_a_room_imports_only_the_rooms_below_it() -> None:
     ] == []
 
 
+@pytest.mark.parametrize(
+    ("package", "rooms"),
+    [
+        ("lockstep.sinks", ("", *SINK_ROOMS)),
+        ("lockstep.jobs", (*JOB_ROOMS, "")),
+    ],
+)
+def test_a_room_of_stores_or_jobs_imports_only_the_rooms_below_it(
+    package: str, rooms: tuple[str, ...]
+) -> None:
+    def at(module: str) -> int:
+        inside = module.removeprefix(f"{package}.").split(".")[0]
+        return rooms.index(inside if (ROOT / package.split(".")[1] / inside).is_dir() else "")
+
+    modules = [name for name in MODULES if name.startswith(f"{package}.")]
+    assert {rooms[at(name)] for name in modules} == set(rooms)
+    assert [
+        f"{name} imports {found}"
+        for name in modules
+        for found in sorted(imports(name, types_too=True))
+        if found.startswith(f"{package}.") and at(found) > at(name)
+    ] == []
+
+
 def test_a_pure_module_imports_only_what_is_listed() -> None:
     assert [
         f"{name} imports {found}"
@@ -216,6 +245,23 @@ def test_no_modules_import_in_a_circle() -> None:
 
     for name in graph:
         walk(name, ())
+
+
+def test_the_path_of_one_update_names_functions_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    steps = re.findall(r"^\d+\. `(?:(\w+)\.)?(\w+)` in `([\w/.]+)`", text, re.MULTILINE)
+    assert 0 < len(steps) <= 25
+    missing = []
+    for kind, function, file in steps:
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        inside = [
+            node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == kind
+        ]
+        found = inside[0] if inside else tree
+        functions = {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
+        if bool(kind) != bool(inside) or function not in functions:
+            missing.append(f"{kind}.{function} in {file}")
+    assert missing == []
 
 
 def test_no_file_names_a_persons_home() -> None:

@@ -15,9 +15,10 @@ from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import LINES, USERS, applied, change, key, row
+from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations import comparing
 from lockstep.jobs.generations.comparing import Difference, Holding, Newest
-from lockstep.jobs.generations.rebuilding import AS_OF_ABOVE, DivergedError, Rebuild
+from lockstep.jobs.generations.rebuilding import DivergedError, Rebuild
 from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
 
 TABLES = {version.name: version for version in (USERS, LINES)}
