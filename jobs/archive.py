@@ -21,7 +21,7 @@ from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.archiving.running import Archiving, opened
-from lockstep.jobs.follow import STOPPING, Stopping
+from lockstep.jobs.follow import STOPPING, Stopping, newest_lsn
 from lockstep.jobs.following_stores import run_all
 from lockstep.jobs.spark.starting import session_of
 
@@ -54,11 +54,7 @@ def main(config: Config, until: LSN | None, *, once: bool, as_json: bool) -> Exi
     stopping = Stopping()
     app.begin(config)
     opened(config)
-    if once:
-        from cdc.log.reader import read_frontier_tail  # noqa: PLC0415 - for --once
-
-        tail = read_frontier_tail(config, 1)
-        until = tail[-1][0].lsn if tail else LSN(0)
+    until = newest_lsn(config) if once else until
     lines = Lines(as_json=as_json)
     lines.say(f"archiving to {config.archive.path}", path=config.archive.path)
 

@@ -83,7 +83,7 @@ def main(
         raise click.UsageError("--standby waits for ever: omit --once and --until")
     stopping = Stopping()
     app.begin(config)
-    until = _end(config) if once else until
+    until = newest_lsn(config) if once else until
     wanted = [name.strip() for name in followers.split(",") if name.strip()]
     chosen = chosen_names(config.followers, wanted or None)
     silent = take_over_after if standby else None
@@ -137,7 +137,7 @@ def follow(
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
 
 
-def _end(config: Config) -> LSN:
+def newest_lsn(config: Config) -> LSN:
     """Return the LSN of the log's newest frontier."""
     from cdc.log.reader import read_frontier_tail  # noqa: PLC0415 - for --once
 
