@@ -34,7 +34,7 @@ log = logging.getLogger("lockstep.jobs.follow")
 # The numbers of generations that stay as of one LSN are above, so that none is continued.
 AS_OF_ABOVE: Final = 1_000_000
 # Seconds before a store is checked again for something missing, before it counts as lost.
-_SURE_SECONDS: Final = 2.0
+SURE_SECONDS: Final = 2.0
 
 
 def open_store(run: Run, sink: Sink) -> StoreState:
@@ -69,7 +69,7 @@ def _open_twice(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreS
         return _open_once(run, sink, reported)
     except StoreLostError as error:
         log.warning("%s: %s; checking again", run.name, error.what)
-        if run.stopping.wait(_SURE_SECONDS):
+        if run.stopping.wait(SURE_SECONDS):
             raise StoppedError from error
         return _open_once(run, sink, reported)
 

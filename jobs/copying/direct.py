@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # The size of a group's pages: large enough that the seconds per commit do not matter, small enough
 # to repeat after a failure.
-_GROUP_BYTES: Final = 2 << 30
+GROUP_BYTES: Final = 2 << 30
 _GENERATION_BITS: Final = 32
 
 
@@ -86,7 +86,7 @@ def groups(ranges: Sequence[Range]) -> list[Group]:
     total = 0
     for each in ranges:
         size = ((each.end_page or 1) - (each.first_page or 0)) * 8_192
-        if not found or total + size > _GROUP_BYTES:
+        if not found or total + size > GROUP_BYTES:
             found.append([])
             total = 0
         found[-1].append(each)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.opensearch.record import TableIndices
 
 # Seconds between checks that every index is still the one that was created.
-_CHECK_SECONDS: Final = 15.0
+CHECK_SECONDS: Final = 15.0
 _IDS_AT_ONCE: Final = 1_000
 
 
@@ -143,7 +143,7 @@ class OpenSearchSink:
             return risen
 
         self._records.change(raise_reached)
-        if time.monotonic() > self._checked + _CHECK_SECONDS:
+        if time.monotonic() > self._checked + CHECK_SECONDS:
             self._check()
         with self._unless_moved():
             self._tables.load_letters()

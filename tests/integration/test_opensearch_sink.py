@@ -106,8 +106,8 @@ def test_only_refused_items_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With 429 and 503 for items and for complete requests, and 413 for what is too large."""
-    monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 300.0)
+    monkeypatch.setattr(opensearch_bulk, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(opensearch_bulk, "PATIENCE_SECONDS", 300.0)
     sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
     sink.open()
     busy_opensearch.refused_requests = [429, 503, 429]
@@ -133,8 +133,8 @@ def test_items_that_are_always_refused_are_an_error(
     busy_opensearch: BusyOpenSearch,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(opensearch_bulk, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(opensearch_bulk, "PATIENCE_SECONDS", 0.1)
     sink = opensearch_store.sink(url=busy_opensearch.url)
     sink.open()
     apply(sink, 1, users(user(1, 1)))
@@ -226,7 +226,7 @@ def test_an_index_that_was_made_by_somebody_else_is_not_ours(
     opensearch_store: OpenSearchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deleted and recreated under the same name, with all its aliases; then only the record."""
-    monkeypatch.setattr(opensearch, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(opensearch, "CHECK_SECONDS", 0.0)
     sink = opensearch_store.sink()
     sink.open()
     apply(sink, 1, users(user(1, 1)))

@@ -90,7 +90,7 @@ def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
         tables=DIRECT,
     )
     config = made.config
-    monkeypatch.setattr(direct, "_GROUP_BYTES", 8 * 65_536)
+    monkeypatch.setattr(direct, "GROUP_BYTES", 8 * 65_536)
     stumbling = Stumbling(monkeypatch)
 
     # Generation 1 twice fails to record a committed group, then its driver is stopped.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cdc.source.stream import _UNREAD_SECONDS
+from cdc.source.stream import UNREAD_SECONDS
 from cdc.source.wire import BUFFER_BYTES, Wire, wire
 from tests.fixtures.daemon import START_SECONDS, wait_until
 
@@ -78,7 +78,7 @@ def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> No
         assert passed < START_SECONDS, "no buffer was full"
         for each in unread:
             each.fill()
-        if not room and passed > _UNREAD_SECONDS:
+        if not room and passed > UNREAD_SECONDS:
             room = True
             for each in unread:
                 each.wire.make_room()

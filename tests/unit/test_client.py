@@ -86,7 +86,7 @@ def test_threads_wait_for_a_missing_broker_in_parallel(
 ) -> None:
     """Not one after another, where each would also wait for all before it."""
     monkeypatch.setattr(module, "Readings", Away)
-    monkeypatch.setattr(module, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.5)
     cache = msgspec.convert({"redis": {"url": "redis://localhost"}}, Follower)
     source, log = Source(dsn=""), Log(bootstrap_servers="")
     client = Client(Config(pipeline="shop", source=source, log=log, followers={"cache": cache}))

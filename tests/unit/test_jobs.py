@@ -70,7 +70,7 @@ def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_GROUP_BYTES", 10 * 8_192)
+    monkeypatch.setattr(direct, "GROUP_BYTES", 10 * 8_192)
     ranges = [
         Range(table=0, number=n, first_page=4 * n, end_page=4 * n + 4, first_seq=n, capacity=1)
         for n in range(5)

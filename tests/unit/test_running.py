@@ -57,7 +57,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 def fillable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a log that starts at its beginning, and no delay between two looks."""
     monkeypatch.setattr(opening, "refuse_unfillable", lambda *_: None)
-    monkeypatch.setattr(opening, "_SURE_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "SURE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_report_shows_since_when_the_follower_fails(
     topic.write(reported(canary_at_us=7))
     clock = iter(range(100, 10_000))
     monkeypatch.setattr(running, "now_us", lambda: next(clock))
-    monkeypatch.setattr(running, "_BACKOFF_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(running, "BACKOFF_SECONDS", (0.001, 0.001))
     turns = iter(["away", "away", "open", "away", "batch"])
     at = Applied("shop", 1, 1, LSN(0x100), 7, 0, 3, {})
 
