@@ -143,7 +143,7 @@ class Run:
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
         while self._is_active():
-            error = self._turn()
+            error = self.take_turn()
             if self._gives_way:
                 continue
             if error is None or (self.stopping.is_set() and self._continues_after(error)):
@@ -181,7 +181,7 @@ class Run:
             self.to("starting")
         return not self.stopping.is_set()
 
-    def _turn(self) -> CDCError | None:
+    def take_turn(self) -> CDCError | None:
         """Run a session; return the error that ended it, None if it was asked to stop."""
         try:
             self._session(self)

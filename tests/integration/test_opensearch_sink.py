@@ -210,7 +210,7 @@ def test_documents_of_a_missing_shard_do_not_count_as_missing(
 def test_too_many_shards_need_a_person(sink: OpenSearchSink) -> None:
     """Reported in OpenSearch's own words, with the setting to raise."""
     limit = "cluster.max_shards_per_node"
-    client = sink._client
+    client = sink.client
     client.call("PUT", "/_cluster/settings", {"transient": {limit: "1"}})
     try:
         with pytest.raises(ConfigError, match=limit):
@@ -349,7 +349,7 @@ def test_another_process_finishes_an_interrupted_change_of_index(
 def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -> bool:
     """Apply the cut, but die before this request; return whether it died."""
     sink.open()
-    left, original = [request], sink._client.call
+    left, original = [request], sink.client.call
 
     def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - the client's
         left[0] -= 1
@@ -357,7 +357,7 @@ def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -
             raise Killed
         return original(*args, **options)
 
-    sink._client.call = call  # type: ignore[method-assign]
+    sink.client.call = call  # type: ignore[method-assign]
     try:
         apply(sink, seq, cut)
     except Killed:
@@ -365,7 +365,7 @@ def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -
     else:
         return False
     finally:
-        sink._client.call = original  # type: ignore[method-assign]
+        sink.client.call = original  # type: ignore[method-assign]
         sink.close()
 
 

@@ -37,7 +37,7 @@ class Unread:
         for each in (ours, self.end):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.end.settimeout(0)
-        self._ours = ours
+        self.ours = ours
         pgconn: Any = SimpleNamespace(socket=ours.fileno(), ssl_in_use=False, used_gssapi=False)
         client: Any = SimpleNamespace(pgconn=pgconn)
         self.wire: Wire = wire(client, replication=True)
@@ -54,7 +54,7 @@ class Unread:
 
     def close(self) -> None:
         self.wire.close()
-        self._ours.close()
+        self.ours.close()
         self.end.close()
 
 
@@ -108,5 +108,5 @@ def test_what_piled_up_is_read_completely_and_the_buffer_shrinks_again(
     wait_until(all_read, "what was sent does not come", pause=0)
     its.fill()
     wait_until(its.wire.read, "the last does not come")
-    size = its._ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    size = its.ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     assert size == 2 * BUFFER_BYTES, "the kernel says twice what was asked for"

@@ -61,12 +61,12 @@ def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tasks, "run_task", fail)
     monkeypatch.setattr(TaskContext, "get", staticmethod(First))
     thrown.append(RewrittenError("rewritten"))
-    [failure] = tasks._copy(None, PLAN, iter([0]))  # type: ignore[arg-type]
+    [failure] = tasks.copy_ranges(None, PLAN, iter([0]))  # type: ignore[arg-type]
     assert isinstance(failure, tasks.Failure)
     assert isinstance(failure.error(), RewrittenError)
     thrown.append(FencedError("by a dead executor's last try", hint=""))
     with pytest.raises(FencedError):
-        list(tasks._copy(None, PLAN, iter([0])))  # type: ignore[arg-type]
+        list(tasks.copy_ranges(None, PLAN, iter([0])))  # type: ignore[arg-type]
 
 
 def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
