@@ -29,6 +29,7 @@ log = logging.getLogger("cdc.operate.followers")
 
 # The states in addition to those that a job reports.
 NEW: Final = "new"  # has never reported
+ARCHIVE: Final = "archive"  # the name under which the archive reports, like a follower
 NOT_RUNNING: Final = "not_running"  # has reported nothing recently, and not that it stops
 STATES: Final = (
     *("starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped"),
@@ -143,14 +144,18 @@ class FollowersReader:
         return any(record.runs for record in self._readings.newest.values())
 
     def read(self, wal_end: LSN | None) -> list[FollowerStatus]:
-        newest = self._readings.refresh()
-        found = []
-        for name in self._config.followers:
-            record = newest.get(name)
-            unapplied = self._unapplied.unapplied(record.place) if record else None
-            reached = self._readings.reached_at_us.get(name)
-            found.append(FollowerStatus(name, record, wal_end, unapplied, reached))
-        return found
+        self._readings.refresh()
+        return [self._status(name, wal_end) for name in self._config.followers]
+
+    def archive(self, wal_end: LSN | None) -> FollowerStatus | None:
+        """Return the archive's state by the newest read; None where none is configured."""
+        return self._status(ARCHIVE, wal_end) if self._config.archive.path else None
+
+    def _status(self, name: str, wal_end: LSN | None) -> FollowerStatus:
+        record = self._readings.newest.get(name)
+        unapplied = self._unapplied.unapplied(record.place) if record else None
+        reached = self._readings.reached_at_us.get(name)
+        return FollowerStatus(name, record, wal_end, unapplied, reached)
 
     def close(self) -> None:
         """Close the connections."""

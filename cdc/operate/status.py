@@ -34,7 +34,7 @@ from cdc.source.slots import Slot, read_slot
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.completeness import IncompleteTopic
-    from cdc.log.records import FrontierRecord
+    from cdc.log.records import FrontierRecord, SchemaRecord
     from cdc.log.resume import Resume
     from cdc.snapshot.incremental.records import IncrementalRecord
     from cdc.snapshot.initial.records import SnapshotState
@@ -57,6 +57,9 @@ class Status(NamedTuple):
     followers: list[FollowerStatus]
     incremental_snapshots: list[IncrementalRecord]
     incomplete_topics: list[IncompleteTopic]
+    archive: FollowerStatus | None = None  # None: no archive is configured
+    holders: tuple[OpenTransaction, ...] = ()  # which hold the slot's restart LSN back
+    schemas: tuple[SchemaRecord, ...] = ()  # every table version, oldest first
     verdict: Verdict = Verdict(Level.OK, "")
 
     @property
@@ -104,6 +107,7 @@ class Status(NamedTuple):
             "snapshot": None,
             "daemon": self.daemon,
             "followers": [each.fields() for each in self.followers],
+            "archive": self.archive and self.archive.fields(),
             "incremental_snapshots": [
                 each.summary for each in self.incremental_snapshots if each.active
             ],
@@ -118,6 +122,7 @@ class Status(NamedTuple):
             fields["slot"] = {
                 **retention.slot._asdict(),
                 "lost_in_seconds": retention.lost_in_seconds,
+                "held_by": [each._asdict() for each in self.holders],
             }
         if self.resume:
             identity, position = self.resume
@@ -154,7 +159,9 @@ def read_status(config: Config) -> Status:
     holders: list[OpenTransaction] = []
     snapshots: list[IncrementalRecord] = []
     completeness = Completeness()
+    schemas: list[SchemaRecord] = []
     followers: list[FollowerStatus] = []
+    archive: FollowerStatus | None = None
     # The slot first: what it confirms is in the log already, so the log, read later, must hold it.
     with unanswered, connect(config) as connection:
         server, slot, holders = (
@@ -184,12 +191,13 @@ def read_status(config: Config) -> Status:
             start_checks.verify_start(config, slot, resume)
         except CDCError as error:  # a daemon would halt at its start: starting it is no fix
             unanswered.append(_failed("slot", error))
-    if resume and config.followers:
+    if resume and (config.followers or config.archive.path):
+        wal_end = server.wal_lsn if server else None
         with unanswered, closing(FollowersReader(config)) as following:
-            followers = following.read(server.wal_lsn if server else None)
+            followers, archive = following.read(wal_end), following.archive(wal_end)
     status = Status(
         config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots,
-        incomplete,
+        incomplete, archive, tuple(holders), tuple(schemas),
     )  # fmt: skip
     facts = PipelineFacts(
         unanswered=tuple(unanswered),

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
     from cdc.log.frontier_tail import Unapplied
 
-NAME: Final = "archive"  # under which it reports
 # What its job, and every follower, may be down for at least: a machine that is replaced at night.
 _LEAST_HOURS: Final = 12
 # How many times the present lag must fit into the retention.
