@@ -46,6 +46,7 @@ _PAGE: Final = {
     "/": ("index.html", "text/html"),
     "/console.css": ("console.css", "text/css"),
     "/console.js": ("console.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/draw.js": ("draw.js", "text/javascript"),
     "/tail.js": ("tail.js", "text/javascript"),
 }

@@ -102,7 +102,7 @@ function flow(status, rates) {
     const name = each === status.archive ? "archive" : each.name;
     const level = levels.get(each.name) ?? (["halted", "not_running", "new", "stopped"].includes(each.state) ? "failed" : "ok");
     lanes.append(element("div", {},
-      edge(each.lag_seconds === null ? "lag unknown" : `lag ${duration(each.lag_seconds)}, ${size(each.lag_bytes)}`, rate(rates.followers[each.name], "events/s")),
+      edge(each.lag_seconds === null ? "lag unknown" : `lag ${duration(each.lag_seconds)}, ${size(each.lag_bytes)}`, each.lsn && rate(rates.followers[each.name], "events/s")),
       node(level, name, `${each.store ?? ""} ${each.state.replace("_", " ")}`, each.lsn && `${each.lsn}, seq ${number(each.seq)}`, each.what)));
   }
   if (!stores.length) lanes.append(element("p", { class: "quiet" }, "no followers are configured"));
