@@ -52,6 +52,9 @@ def console(config: Config, listen: str, token_file: Path | None, hosts: tuple[s
 
     extras.require("cdc console", "console")
     from cdc.console import serving  # noqa: PLC0415 - as above
+    from cdc.runtime import waiting  # noqa: PLC0415 - as above
+
+    waiting.show_with(None)  # the page shows it
 
     token = serving.read_token(token_file)
     listening = serving.bind(listen, token)

@@ -113,10 +113,7 @@ class _Console:
 
     async def tables(self, _: Request) -> Response:
         newest = self._collector.asked()
-        changes = self._feed.tables()
-        known = newest.tables if newest else ()
-        rows = [each | {"changes": changes.get(each["topic"])} for each in known]
-        return _json({"since_ms": self._feed.since_ms, "tables": rows})
+        return _json({"tables": []} if newest is None else orjson.Fragment(newest.tables))
 
     async def chart(self, _: Request) -> Response:
         newest = self._collector.asked()
@@ -132,7 +129,7 @@ class _Console:
         try:
             return _json(await self._explainer.versions(table, key))
         except CDCError as error:
-            return _json({"versions": None, "error": error.what})
+            return _json({"versions": None, "error": f"{error.what}; {error.hint}"})
 
     async def tail(self, request: Request) -> Response:
         if self._viewers >= MOST_VIEWERS:

@@ -22,6 +22,7 @@ from cdc.operate.status import read_status
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.console.feed import Feed
     from cdc.operate.status import Status
 
 log = logging.getLogger("cdc.console.collector")
@@ -41,7 +42,7 @@ class Snapshot(NamedTuple):
 
     at: float  # monotonic, when it ended
     status: bytes
-    tables: tuple[dict[str, Any], ...]
+    tables: bytes
     chart: bytes
 
     @property
@@ -57,11 +58,12 @@ def encoded(value: object) -> bytes:
 class Collector:
     """Measures until `close`; `newest` is the last result, None before the first."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, feed: Feed) -> None:
         """Start at once."""
         self.newest: Snapshot | None = None
         self.failed = ""  # why the last try gave no result: a bug, by its class
         self._config = config
+        self._feed = feed
         self._measured = Measured()
         self._gauge = Gauge()
         self._asked_at = time.monotonic()
@@ -110,7 +112,10 @@ class Collector:
             "has_archive": self._config.archive.path is not None,
         }
         chart = encoded(self._measured.chart())
-        return Snapshot(now, encoded(fields), tuple(tables(status)), chart)
+        changes = self._feed.tables()
+        rows = [each | {"changes": changes.get(each["topic"])} for each in tables(status)]
+        listed = encoded({"since_ms": self._feed.since_ms, "tables": rows})
+        return Snapshot(now, encoded(fields), listed, chart)
 
     def _slot(self, now: float, status: Status) -> dict[str, Any] | None:
         """Return what the slot keeps, and how long that lasts at the rate measured here."""

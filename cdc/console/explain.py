@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TIMEOUT_SECONDS: Final = 60.0
+_HINT: Final = "what to do: "
 # A row with more versions than this is one for the command line.
 _MOST_VERSIONS: Final = 500
 
@@ -52,13 +54,15 @@ class Explainer:
                     process.kill()
                     await process.wait()
         if not out.startswith(b"["):
-            raise ConfigError(_sentence(err), hint="`cdc history --help`")
+            raise error_of(err)
         found = orjson.loads(out)
         return {"count": len(found), "versions": found[-_MOST_VERSIONS:]}
 
 
-def _sentence(err: bytes) -> str:
-    """Return the command's own error, without its name."""
-    lines = err.decode(errors="replace").strip().splitlines()
-    errors = [line.removeprefix("cdc: ") for line in lines if line.startswith("cdc: ")]
-    return errors[0] if errors else "cdc history has failed"
+def error_of(err: bytes) -> ConfigError:
+    """Return the command's own error, which is two lines: who and what, and what to do."""
+    lines = err.decode(errors="replace").splitlines()
+    for what, hint in pairwise(lines):
+        if hint.startswith(_HINT):
+            return ConfigError(what.partition(": ")[2], hint=hint.removeprefix(_HINT))
+    return ConfigError("cdc history has failed", hint="run it in a terminal")

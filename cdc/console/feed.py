@@ -74,7 +74,7 @@ class Feed:
     """Follows until `close`."""
 
     def __init__(self, config: Config, *, most_per_second: int = MOST_PER_SECOND) -> None:
-        """Start at once."""
+        """`start` makes it follow."""
         self.since_ms = time.time_ns() // 1_000_000
         self.error = ""  # why nothing can be read now
         self.most_per_second = most_per_second

@@ -57,7 +57,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def _cancel(self) -> None:
         if self._deadline is not None:
@@ -128,8 +128,9 @@ def serve(
 ) -> None:
     """Serve until a signal; `names` are those of a proxy in front of it."""
     host = str(listening.getsockname()[0])
-    collector, feed = Collector(config), Feed(config)
+    feed = Feed(config)
     feed.start()
+    collector = Collector(config, feed)
     app = build(config, config_path, collector, feed, {*LOOPBACK, host, *names}, token)
     server = uvicorn.Server(
         uvicorn.Config(

@@ -20,8 +20,9 @@ from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
 _TABLES = (
     'CREATE TABLE "<img src=x onerror=alert(1)>" (id int PRIMARY KEY, name text, card text)',
-    "CREATE TABLE t (id int PRIMARY KEY, note text)",
+    "CREATE TABLE t (id int PRIMARY KEY, note text, card text)",
 )
+_MASKS = {"public.t": {"mask": {"card": {"fixed": "hidden"}}}}
 _EVIL = "public.<img src=x onerror=alert(1)>"
 
 NewConsole = Callable[..., ConsoleUnderTest]
@@ -38,8 +39,8 @@ def stack() -> Iterator[ExitStack]:
 def console(tmp_path: Path, stack: ExitStack) -> NewConsole:
     """Start consoles that end with the test."""
 
-    def start(line: PipelineUnderTest, *options: str) -> ConsoleUnderTest:
-        file = line.write("console.yaml", http__listen=_daemon(line))
+    def start(line: PipelineUnderTest, *options: str, **changed: str) -> ConsoleUnderTest:
+        file = line.write("console.yaml", http__listen=_daemon(line), **changed)
         found = ConsoleUnderTest(file, tmp_path / "console.log", *options)
         stack.callback(found.close)
         return found
@@ -63,7 +64,7 @@ def test_the_console_shows_the_status_the_tables_and_each_committed_row(
     stack: ExitStack,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = pipeline(*_TABLES, followers=FOLLOWERS, source={"canary_seconds": 0})
+    line = pipeline(*_TABLES, followers=FOLLOWERS, tables=_MASKS, source={"canary_seconds": 0})
     line.start().wait_ready()
     shown = console(line)
     wait_until(lambda: shown.verdict() == status(line, capsys)["verdict"], "two verdicts")
@@ -75,11 +76,11 @@ def test_the_console_shows_the_status_the_tables_and_each_committed_row(
     wait_until(lambda: shown.verdict()["level"] == "ok", "it is not seen to be well")
     events = stack.enter_context(closing(shown.stream("/api/tail")))
     assert next(events)[0] == "rate"
-    line.database.execute("INSERT INTO t VALUES (1, '<b>first</b>')")
+    line.database.execute("INSERT INTO t VALUES (1, '<b>first</b>', '4111')")
     changes = (data for kind, data in events if kind == "change")
     first = next(changes)
     assert (first["table"], first["op"], first["key"]) == ("public.t", "c", {"id": 1})
-    assert first["after"] == {"id": 1, "note": "<b>first</b>"}
+    assert first["after"] == {"id": 1, "note": "<b>first</b>", "card": "hidden"}
     line.database.execute(f"INSERT INTO \"{_EVIL[7:]}\" VALUES (7, 'x', '4111')")
     assert next(changes)["table"] == _EVIL
     wait_until(lambda: _EVIL in _names(shown), "the tables lack one")
@@ -107,6 +108,26 @@ def test_a_daemon_that_was_killed_is_not_well_in_the_console_either(
     wait_until(lambda: shown.verdict()["level"] == "ok", "it is not well to begin with")
     line.daemon.kill()
     wait_until(lambda: shown.verdict()["level"] == "failed", "nobody notices")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "name", "left"),
+    [
+        ("source__dsn", "host=127.0.0.1 port=9 dbname=none", "Postgres", "resume"),
+        ("log__bootstrap_servers", "127.0.0.1:9", "Kafka", "source"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_and_the_other_is_shown(
+    setting: str, value: str, name: str, left: str, pipeline: NewPipeline, console: NewConsole
+) -> None:
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    shown = console(line, **{setting: value})
+    wait_until(lambda: shown.verdict()["level"] == "failed", "it is not seen")
+    [cause] = [each for each in shown.verdict()["causes"] if each["about"] == "server"]
+    assert name in cause["what"]
+    assert shown.get("/api/status")[1]["measured"]["status"][left] is not None
+    assert shown.ask("/api/tables")[0] == shown.ask("/api/chart")[0] == 200
 
 
 def test_a_client_that_sends_slowly_or_too_much_keeps_nobody_out(

@@ -125,6 +125,14 @@ def test_host_names_are_read_without_their_ports() -> None:
     ]
 
 
+def test_the_error_of_a_command_is_shown_and_a_bugs_places_are_not() -> None:
+    found = explain.error_of(b"noise: 1\ncdc: no such key\nwhat to do: give all columns\n")
+    assert (found.what, found.hint) == ("no such key", "give all columns")
+    assert explain.error_of(b"archived: a bug in Lockstep:\n/x.py:1\n").what == (
+        "cdc history has failed"
+    )
+
+
 # -- the feed ------------------------------------------------------------------------------------
 
 

@@ -98,9 +98,61 @@ def test_the_rules_are_yaml_with_the_expressions_of_the_table() -> None:
     assert found == {each.name: each.expr for each in alerts.ALERTS}
 
 
-def test_prometheus_accepts_the_rules_where_its_tool_is_installed(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    file = tmp_path / "rules.yaml"
-    file.write_text(alerts.rules(), "utf-8")
-    if promtool is not None:
-        subprocess.run([promtool, "check", "rules", file], check=True, capture_output=True)
+# For each alert a series that must fire it, and one that must not: values at each minute.
+_SERIES = {
+    "LockstepDown": ("other_metric", "1+0x40", 'lockstep_state{state="streaming"}', "1+0x40"),
+    "LockstepHalted": ('lockstep_state{state="halted"}', "1+0x40", None, "0+0x40"),
+    "LockstepFailed": ('lockstep_verdict{level="failed"}', "1+0x40", None, "0+0x40"),
+    "LockstepSlotLostSoon": ("lockstep_slot_lost_in_seconds", "60+0x40", None, "20000+0x40"),
+    "LockstepSlotUnreserved": (
+        *('lockstep_slot_wal_status{wal_status="unreserved"}', "1+0x40", None, "0+0x40"),
+    ),
+    "LockstepSlotStalled": ("lockstep_slot_stalled_seconds", "901+0x40", None, "60+0x40"),
+    "LockstepLongTransaction": ("lockstep_oldest_prepared_seconds", "901+0x40", None, "9+0x40"),
+    "LockstepLag": ("lockstep_lag_seconds", "61+0x40", None, "59+0x40"),
+    "LockstepSourceNotChecked": (
+        *("lockstep_source_check_age_seconds", "90+0x40", None, "30+0x40"),
+    ),
+    "LockstepCanaryLate": ("lockstep_follower_canary_age_seconds", "121+0x40", None, "9+0x40"),
+    # One that lags and catches up is left alone.
+    "LockstepFollowerLag": ("lockstep_follower_lag_seconds", "61+9x40", None, "900-9x40"),
+    "LockstepFollowerNotRunning": (
+        *('lockstep_follower_state{state="not_running"}', "1+0x40", None, "0+0x40"),
+    ),
+    "LockstepStoreRebuilt": ("lockstep_follower_generation", "1+0x25 2+0x15", None, "1+0x40"),
+    "LockstepPromotion": ("lockstep_timeline", "1+0x25 2+0x15", None, "1+0x40"),
+    "LockstepRefusedMessages": (
+        *("lockstep_refused_messages_total", "0+0x25 5+0x15", None, "3+0x40"),
+    ),
+}
+
+
+def test_each_rule_has_a_series_that_fires_it() -> None:
+    assert set(_SERIES) == {each.name for each in alerts.ALERTS}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus' promtool is not here")
+def test_each_rule_fires_when_it_should_and_not_otherwise(tmp_path: Path) -> None:
+    """By Prometheus' own tool."""
+    (tmp_path / "rules.yaml").write_text(alerts.rules(), "utf-8")
+    tests = []
+    for name, (bad, values, good, otherwise) in _SERIES.items():
+        for series, each, fires in ((bad, values, 1), (good or bad, otherwise, 0)):
+            query = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'
+            sample = [{"labels": "{}", "value": fires}]
+            tests.append(
+                {
+                    "interval": "1m",
+                    "input_series": [{"series": series, "values": each}],
+                    "promql_expr_test": [
+                        {"expr": query, "eval_time": "30m", "exp_samples": sample}
+                    ],
+                }
+            )
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": tests}), "utf-8")
+    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "test.yaml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -147,7 +147,7 @@ function showChart(found) {
 function showTables({ tables, since_ms }) {
   const wanted = by("tables-filter").value.trim();
   const found = tables.filter((each) => each.name.includes(wanted));
-  const since = new Date(since_ms).toLocaleTimeString();
+  const since = new Date(since_ms ?? 0).toLocaleTimeString();
   by("tables-count").textContent = `${number(found.length)} of ${number(tables.length)}${found.length > TABLES_SHOWN ? `, the first ${TABLES_SHOWN} are shown` : ""}`;
   by("tables").replaceChildren(...found.slice(0, TABLES_SHOWN).map((each) => {
     const changes = each.changes;
