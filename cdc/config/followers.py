@@ -51,7 +51,8 @@ class DeltaFollower(Section, frozen=True, kw_only=True):
         Meta(
             description="How batches are applied: merged by delta-rs, by deletion vectors with the "
             "keys in memory, or merged by Spark. `auto`: delta-rs up to 16 MB, Spark above "
-            "`spark_above_bytes`, vectors between."
+            "`spark_above_bytes`, vectors between. Histories and tables without a key: vectors "
+            "from 1 MB on."
         ),
     ] = "auto"
     spark_above_bytes: Annotated[

@@ -33,7 +33,7 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from lockstep.sinks.delta import layout
+from lockstep.sinks.delta import features, layout
 from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
@@ -61,9 +61,6 @@ _PARTS: Final = 2
 VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
 _MAPPED: Final = "delta.columnMapping.mode"
-# The features whose rules for writers our commits follow.
-_KNOWN: Final = {"appendOnly", "invariants", "timestampNtz", VECTORS}
-_FIRST_WRITER: Final = 2
 # The features of a table whose protocol names none, by the version that introduced them.
 _LEGACY: Final = {
     2: ("appendOnly", "invariants"),
@@ -202,7 +199,12 @@ def put_vectors(files: Files, deleted: Sequence[pa.BooleanArray]) -> list[Vector
 def commit(
     files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, record: Commit
 ) -> None:
-    """Write the version after the table's; raise ConflictError if it exists."""
+    """Write the version after the table's; raise ConflictError if it exists.
+
+    Raises ConfigError if the table has a feature that we do not support.
+    """
+    rows = any("add" in action or "remove" in action for action in actions)
+    features.expect_ours(table, changes_rows=rows)
     put_version(files, table.version() + 1, actions, {"operation": operation}, record)
     table.update_incremental()
 
@@ -238,16 +240,15 @@ def put_version(
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """Return whether we support every feature that a writer of the table must know."""
-    about, protocol = table.metadata(), table.protocol()
+    """Return whether files that we write may be added: we support its features, and it is plain.
+
+    A plain table has no partitions, and the same names for columns in its files.
+    """
+    about = table.metadata()
     return (
         not about.partition_columns
         and about.configuration.get(_MAPPED, "none") == "none"
-        and (
-            protocol.min_writer_version <= _FIRST_WRITER
-            if protocol.writer_features is None
-            else set(protocol.writer_features) <= _KNOWN
-        )
+        and not any(features.found(table))
     )
 
 

@@ -25,7 +25,16 @@ import pyarrow.compute as pc
 from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
 from cdc.events import table_name, unescaped_table
 from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
-from lockstep.sinks.delta import actions, buckets, generations, lake, layout, merge, vectors
+from lockstep.sinks.delta import (
+    actions,
+    buckets,
+    features,
+    generations,
+    lake,
+    layout,
+    merge,
+    vectors,
+)
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
@@ -56,6 +65,8 @@ R = TypeVar("R")
 _AT_ONCE: Final = 4
 # Up to this many bytes a merge rewrites a complete table in less than a second.
 _MERGED_BYTES: Final = 16 << 20
+# Up to this many one is read, in its history or without its key, in less than a tenth of one.
+_REWRITTEN_BYTES: Final = 1 << 20
 
 
 class DeltaSink:
@@ -248,10 +259,9 @@ class DeltaSink:
 
         def tidy(_: str, mirror: Mirror) -> None:
             mirror.find()
-            if not self._vectors.knows(mirror.table):
-                self._upkeep.optimize(mirror, mine.cluster.get(mirror.name, ()))
-            if not keeps_old:
-                self._upkeep.vacuum(mirror)
+            cluster = mine.cluster.get(mirror.name, ())
+            joins = not self._vectors.knows(mirror.table)
+            self._upkeep.maintain(mirror, cluster, joins=joins, deletes=not keeps_old)
 
         self._every(tidy, places)
 
@@ -266,13 +276,19 @@ class DeltaSink:
         """Apply the work by the configured applier, or by the one that suits the table."""
         mine = self._settings
         how = mine.applier
+        if features.needs_spark(table):
+            features.expect_writable(table, mine.large if work.by_spark else None)
+            assert mine.large is not None, "it is expected"
+            mine.large.apply(table, work, commit)
+            return
         if how == "auto":
             size = lake.size(table)
-            how = "vectors" if size >= _MERGED_BYTES else "delta-rs"
+            least = _REWRITTEN_BYTES if work.is_special else _MERGED_BYTES
+            how = "vectors" if size >= least else "delta-rs"
             how = "spark" if size > mine.spark_above_bytes else how
         if how == "spark" and mine.large and not work.is_special:
             mine.large.apply(table, work, commit)
-        elif how == "vectors" and vectors.suits(table, work):
+        elif how != "delta-rs" and self._vectors.suits(table, work):
             self._vectors.apply(table, work, commit)
         else:
             merge.apply(table, work, commit)
@@ -397,6 +413,7 @@ def keeper_of(settings: Settings, generation: int) -> Keeper:
         settings.history,
         settings.partition,
         settings.is_direct,
+        settings.large,
     )
 
 

@@ -73,6 +73,13 @@ class Stats:
         return msgspec.json.encode(fields).decode()
 
 
+def with_deleted(stats: str, rows: int) -> str:
+    """Return a file's statistics once some of its rows are deleted: bounds that may be wide."""
+    known = msgspec.json.decode(stats or "{}", type=dict[str, msgspec.Raw])
+    known |= {"numRecords": msgspec.Raw(b"%d" % rows), "tightBounds": msgspec.Raw(b"false")}
+    return msgspec.json.encode(known).decode()
+
+
 def _has_bounds(kind: pa.DataType) -> bool:
     return any(
         each(kind)

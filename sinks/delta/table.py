@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import actions as delta_actions
-from lockstep.sinks.delta import altering, buckets, evolve, keys, lake, layout
+from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout
 from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.lake import Commit, ConflictError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Altered, Applied, Change, Version
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.buckets import Target
+    from lockstep.sinks.delta.settings import Applier
     from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
@@ -46,11 +47,17 @@ class Keeper(NamedTuple):
     history: frozenset[str]
     partition: Mapping[str, Sequence[str]]
     is_direct: Callable[[str, str], bool] | None
+    large: Applier | None
 
     @property
     def app(self) -> str:
         """The Delta transactions' name, one for all generations: no two write concurrently."""
         return f"lockstep/{self.pipeline}/{self.follower}"
+
+    @property
+    def writer(self) -> evolve.Writer:
+        """Who alters mirrors."""
+        return evolve.Writer(self.facts(), self.storage, self.large)
 
     def facts(self, applied: Applied | None = None) -> dict[str, object]:
         """Return a commit's facts: its writer, and the frontier that it reaches."""
@@ -82,6 +89,17 @@ class Mirror:
     def facts(self) -> dict[str, object]:
         """A commit's facts about its writer."""
         return self._keeper.facts()
+
+    @property
+    def spark(self) -> Applier | None:
+        """The writer of a table that only delta-spark may write; None if we may."""
+        table = self.table
+        return evolve.spark_of(table, self._keeper.large) if features.needs_spark(table) else None
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the table."""
+        with lake.translated(self.path):
+            evolve.set_properties(self.table, properties, self._keeper.writer)
 
     @property
     def seq(self) -> int:
@@ -122,6 +140,7 @@ class Mirror:
             raise
         if generation > self._keeper.generation:
             raise SwitchedError(f"{self.path} already has generation {generation}")
+        features.expect_writable(self._table, self._keeper.large)
         return True
 
     def _check(self, facts: Mapping[str, object]) -> None:
@@ -166,9 +185,9 @@ class Mirror:
         ours = layout.ours(history=history, soft=keeper.soft and bool(version.key))
         schema = layout.schema(columns, self.name, ours)
         if self._table is not None:
-            if evolve.follow(self._table, schema, self.name, keeper.facts(), keeper.storage):
+            if evolve.follow(self._table, schema, self.name, keeper.writer):
                 self._readers.clear()
-            evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
+            evolve.keep_key(self._table, version.key, keeper.writer)
             return
         if keeper.is_direct and keeper.is_direct(version.schema, version.table):
             raise ConfigError(
@@ -185,8 +204,8 @@ class Mirror:
             facts=keeper.facts(),
             partition=keeper.partition.get(self.name, ()),
         )
-        evolve.map_columns(self._table, keeper.facts(), keeper.storage)
-        evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
+        evolve.map_columns(self._table, keeper.writer)
+        evolve.keep_key(self._table, version.key, keeper.writer)
 
     @property
     def altered_seq(self) -> int:
@@ -204,9 +223,9 @@ class Mirror:
         for altered in every:
             self._alter(altered)
             if evolve.key_of(self.table) == altered.before.key != altered.version.key:
-                key, keeper = altered.renamed(altered.before.key), self._keeper
+                key = altered.renamed(altered.before.key)
                 if key == altered.version.key:
-                    evolve.keep_key(self.table, key, keeper.facts(), keeper.storage)
+                    evolve.keep_key(self.table, key, self._keeper.writer)
 
     def _alter(self, altered: Altered) -> None:
         keeper = self._keeper

@@ -8,7 +8,6 @@ generation is kept, because that is in old versions.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -57,24 +56,26 @@ class Upkeep:
         return bool(self._seconds) and time.time() - last >= self._seconds
 
     def retain(self, mirror: Mirror) -> None:
-        """Set how long the table keeps its log and removed files, for every tool that maintains it.
-
-        By our own commit: delta-rs' commit requires features that readers may not support.
-        """
-        table, about = mirror.table, mirror.table.metadata().configuration
-        if self._properties.items() <= about.items():
+        """Set how long the table keeps its log and removed files, for all who maintain it."""
+        if self._properties.items() <= mirror.table.metadata().configuration.items():
             return
-        schema = json.loads(table.schema().to_json())
         try:
-            actions.commit(
-                actions.Files(table.table_uri, self._storage),
-                table,
-                [actions.described(table, schema, about | self._properties)],
-                "SET TBLPROPERTIES",
-                lake.Commit("", None, mirror.facts),
-            )
+            mirror.set_properties(self._properties)
         except lake.ConflictError:
             mirror.find()  # the next batch retries
+
+    def maintain(
+        self, mirror: Mirror, cluster: Sequence[str], *, joins: bool, deletes: bool
+    ) -> None:
+        """Join small files if `joins`, or to cluster; delete what no version needs if `deletes`."""
+        if (spark := mirror.spark) is not None:
+            hours = math.ceil(self._hours) + _MORE_HOURS if deletes and self._hours else None
+            spark.maintain(mirror.table, cluster, hours)
+            return
+        if joins or cluster:
+            self.optimize(mirror, cluster)
+        if deletes:
+            self.vacuum(mirror)
 
     def optimize(self, mirror: Mirror, cluster: Sequence[str]) -> None:
         """Join a mirror's small files, clustered by its columns; the first of two commits wins."""
