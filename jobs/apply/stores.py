@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 GROUP: Final = "lockstep.sinks"
 _VALUE: Final = re.compile(r"'.*'", re.DOTALL)
+# Seconds for which a Delta follower holds back a frontier without changes of its own. Documents
+# follow those frontiers, so this is also how much later they report one.
+_IDLE_SECONDS: Final = 2.0
 
 
 def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
@@ -85,6 +88,7 @@ def _delta(delta: DeltaFollower, of: FollowerOf) -> Sink:
             spark_above_bytes=delta.spark_above_bytes,
             optimize_minutes=delta.optimize_minutes,
             vacuum_hours=delta.vacuum_hours,
+            idle_seconds=_IDLE_SECONDS,
         )
     )
 

@@ -19,6 +19,7 @@ import struct
 import time
 import zlib
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID, uuid4
@@ -78,23 +79,37 @@ class Files:
         self._folder = Path(local) if local.startswith("/") else None
         if self._folder is not None:
             self._store: ObjectStore = LocalStore(self._folder, mkdir=True)
+            self._prefix = ""
         else:
-            self._store = from_url(uri, config=dict(storage))  # type: ignore[call-overload]
+            lake, _, name = uri.rstrip("/").rpartition("/")
+            self._store, self._prefix = _client(lake, frozenset(storage.items())), f"{name}/"
 
     def put(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file."""
+        """Write a file with a name of its own."""
         with _translated(name):
-            obstore.put(self._store, name, bytes(data))
+            if self._folder is not None:
+                # No reader knows it before a commit names it: no need for a temporary file.
+                (self._folder / name).write_bytes(data)
+                return
+            obstore.put(self._store, self._prefix + name, bytes(data))
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Write a file that must not exist; raise ConflictError if it does."""
+    def put_new(self, name: str, data: bytes) -> str | None:
+        """Write a file that must not exist, and return its tag; raise ConflictError if it does."""
         with _translated(name):
-            obstore.put(self._store, name, data, mode="create")
+            return obstore.put(self._store, self._prefix + name, data, mode="create")["e_tag"]
+
+    def tag(self, name: str) -> str | None:
+        """Return a file's tag, another for each file that was ever written; None if unknown."""
+        with _translated(name):
+            try:
+                return obstore.head(self._store, self._prefix + name)["e_tag"]
+            except FileNotFoundError:
+                return None
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none."""
         try:
-            return bytes(obstore.get(self._store, name).bytes())
+            return bytes(obstore.get(self._store, self._prefix + name).bytes())
         except FileNotFoundError:
             raise
         except (BaseError, OSError) as error:
@@ -102,15 +117,16 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the files in a folder, without it."""
+        place = self._prefix + folder
         with _translated(folder):
-            found = [each["path"] for part in obstore.list(self._store, folder) for each in part]
-        return sorted(path.removeprefix(f"{folder}/") for path in found)
+            found = [each["path"] for part in obstore.list(self._store, place) for each in part]
+        return sorted(path.removeprefix(f"{place}/") for path in found)
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes; None if there is none."""
         with _translated(name):
             try:
-                return int(obstore.head(self._store, name)["size"])
+                return int(obstore.head(self._store, self._prefix + name)["size"])
             except FileNotFoundError:
                 return None
 
@@ -119,7 +135,13 @@ class Files:
         with _translated(name):
             if self._folder is not None:
                 return pa.OSFile(str(self._folder / name), "wb")
-            return pa.PythonFile(_Upload(self._store, name), "w")
+            return pa.PythonFile(_Upload(self._store, self._prefix + name), "w")
+
+
+@lru_cache(maxsize=8)
+def _client(uri: str, storage: frozenset[tuple[str, str]]) -> ObjectStore:
+    """Return the client of an object store, one for all tables of a lake: it keeps connections."""
+    return from_url(uri, config=dict(storage))  # type: ignore[call-overload,no-any-return]
 
 
 class _Upload:
@@ -215,8 +237,8 @@ def put_version(
     actions: Sequence[Action],
     about: Mapping[str, object],
     record: Commit,
-) -> None:
-    """Write a version, 0 for a new table; raise ConflictError if it exists.
+) -> str | None:
+    """Write a version, 0 for a new table, and return its file's tag; ConflictError if it exists.
 
     `about` has the operation and the other fields of `commitInfo`.
     """
@@ -236,7 +258,12 @@ def put_version(
     if record.upto is not None:
         lines.append({"txn": {"appId": record.app, "version": record.upto, "lastUpdated": now}})
     text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines)
-    files.put_new(f"_delta_log/{version:020d}.json", text.encode())
+    return files.put_new(log_name(version), text.encode())
+
+
+def log_name(version: int) -> str:
+    """Return the name of a version's file."""
+    return f"_delta_log/{version:020d}.json"
 
 
 def is_plain(table: DeltaTable) -> bool:

@@ -19,7 +19,8 @@ from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from cdc.errors import ConfigError, UnavailableError
 from lockstep.sinks.delta import evolve, features, lake
-from lockstep.sinks.delta.frontiers import FrontierRow, Frontiers
+from lockstep.sinks.delta.frontier_rows import FrontierRow
+from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.lake import Commit
 
 if TYPE_CHECKING:

@@ -77,6 +77,12 @@ class DataFile:
     vector: Mapping[str, object] | None = None  # the deletion vector that the log names
     footer: Footer | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of memory its identities take."""
+        seqs = 0 if self.seqs is None else self.seqs.nbytes
+        return int(self.keys.nbytes + self.places.nbytes + seqs)
+
     def mark(self, deleted: pa.BooleanArray, vector: Mapping[str, object] | None) -> None:
         """Set the deleted rows and their vector."""
         self.deleted, self.vector, self.dead = deleted, vector, deleted.true_count

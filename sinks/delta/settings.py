@@ -58,6 +58,8 @@ class Settings(NamedTuple):
     spark_above_bytes: int = 1_000_000_000
     optimize_minutes: float = 60.0
     vacuum_hours: float = 168.0
+    # For how long a frontier is held back at which no mirror has changed.
+    idle_seconds: float = 0.0
 
     @property
     def owner(self) -> dict[str, object]:

@@ -13,6 +13,8 @@ DuckDB and Trino do.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -48,6 +50,10 @@ _FILES_OF_A_SIZE: Final = 12
 # How many rows are rewritten after a batch for each of its own, but at least one file.
 _REWRITTEN_PER_ROW: Final = 2
 _CHECKPOINT_EVERY: Final = 100
+# How many bytes of keys stay in memory, of all tables of less than so many bytes: there may be
+# thousands, and their keys are read again in hundredths of a second.
+_SMALL_TABLE_BYTES: Final = 16 << 20
+_SMALL_KEYS_BYTES: Final = 256 << 20
 # How files are written. Rows of a history are read one by one when they end, each at the cost of
 # its row group: so these are small, too small for dictionaries.
 _PLAIN: Final = {"compression": "snappy"}
@@ -65,6 +71,9 @@ class Vectors:
         self._storage = storage
         # By URI: the table's id, what identifies its rows, and their positions.
         self._by_table: dict[str, tuple[tuple[str, Identity], Positions]] = {}
+        # How many bytes the keys of each small table have, least recently written first.
+        self._small: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
 
     def knows(self, table: DeltaTable) -> bool:
         """Return whether the table's positions are in memory: then its files are joined here."""
@@ -101,16 +110,30 @@ class Vectors:
             # A batch has two or three commits, which may skip the round number.
             if table.version() // _CHECKPOINT_EVERY > began // _CHECKPOINT_EVERY:
                 table.create_checkpoint()
+            self._limit(table.table_uri, positions)
 
     def _positions(self, table: DeltaTable, work: Work) -> Positions:
         uri, identity = table.table_uri, Identity(work.key, work.history)
         known = str(table.metadata().id), identity
-        if uri not in self._by_table or self._by_table[uri][0] != known:
-            self._by_table[uri] = known, Positions(identity)
-        positions = self._by_table[uri][1]
+        # Another table's thread may forget this one meanwhile.
+        before, positions = self._by_table.get(uri, (None, Positions(identity)))
+        if before != known:
+            positions = Positions(identity)
+        self._by_table[uri] = known, positions
         as_text = bool(work.key) and delta_keys.needs_text(work.batch.rows, work.key)
         positions.follow(table, as_text=as_text)
         return positions
+
+    def _limit(self, uri: str, positions: Positions) -> None:
+        """Forget small tables that were not written for long, if all have too many keys."""
+        files = positions.files.values()
+        with self._lock:
+            self._small.pop(uri, None)
+            if sum(file.bytes for file in files) < _SMALL_TABLE_BYTES:
+                self._small[uri] = sum(file.nbytes for file in files)
+            while sum(self._small.values()) > _SMALL_KEYS_BYTES:
+                least, _ = self._small.popitem(last=False)
+                self._by_table.pop(least, None)
 
 
 class _Writing:
