@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import obstore
@@ -81,8 +82,10 @@ class Files:
             self._store: ObjectStore = LocalStore(self._folder, mkdir=True)
             self._prefix = ""
         else:
-            lake, _, name = uri.rstrip("/").rpartition("/")
-            self._store, self._prefix = _client(lake, frozenset(storage.items())), f"{name}/"
+            at = uri.rstrip("/")
+            lake, _, name = at.rpartition("/") if urlsplit(at).path else (at, "", "")
+            self._store = _client(lake, frozenset(storage.items()))
+            self._prefix = f"{name}/" if name else ""
 
     def put(self, name: str, data: bytes | pa.Buffer) -> None:
         """Write a file with a name of its own."""

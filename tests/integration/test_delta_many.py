@@ -172,3 +172,6 @@ def test_the_tables_of_a_lake_share_a_client() -> None:
     assert [each.size("data") for each in (one, other)] == [3, 7]
     assert one.tag("data") != other.tag("data")
     assert one.tag("missing") is None
+    inside, itself = (Files(f"s3://bucket{path}", {"region": "x"}) for path in ("/one", ""))
+    assert inside._store is itself._store
+    assert (inside._prefix, itself._prefix) == ("one/", "")
