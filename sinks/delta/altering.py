@@ -141,6 +141,6 @@ def _alive(rows: pa.Table) -> pa.Array:
     if layout.CURRENT in rows.column_names:
         return pc.fill_null(rows[layout.CURRENT].combine_chunks(), fill_value=False)
     if layout.DELETED in rows.column_names:
-        gone = rows[layout.DELETED].combine_chunks()
-        return pc.invert(pc.fill_null(gone, fill_value=False))
+        deleted = rows[layout.DELETED].combine_chunks()
+        return pc.invert(pc.fill_null(deleted, fill_value=False))
     return pa.repeat(pa.scalar(value=True), rows.num_rows)

@@ -107,15 +107,15 @@ def switch(settings: Settings, generation: int) -> None:
     carried = {each: _carried(settings, generation, each) for each in shared}
     versions |= {each: version for each, (version, _) in carried.items()}
     applied, reached = new.applied, max(new.applied.seq, built.reached)
-    whole = True
+    at_one_frontier = True
     if before is not None and shared:
         applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
         # If the follower is in the middle of a cut, some of them are ahead of its frontier.
         ahead = max(seq for _, seq in carried.values())
         reached = max(reached, before.applied.seq, current.reached, ahead)
-        whole = before.applied.seq == new.applied.seq and ahead <= applied.seq
+        at_one_frontier = before.applied.seq == new.applied.seq and ahead <= applied.seq
     applied = applied._replace(generation=generation)
-    current.switch(FrontierRow(generation, applied, versions, whole), reached)
+    current.switch(FrontierRow(generation, applied, versions, at_one_frontier), reached)
     clear(settings, generation, settings.path)
 
 

@@ -1,8 +1,8 @@
 """Hold back frontiers at which no mirror has changed: canaries, and tables of other followers.
 
 Readers see the same rows without such a frontier, so it may be written late, by a bounded time. The
-follower reports it at once: whoever waits for it finds everything in the mirrors that was committed
-up to there. If the process is killed, the next one reads the log again from the frontier before.
+follower reports it at once: a process that waits for it finds in the mirrors what was committed up
+to there. If the follower is killed, the next one reads the log again from the frontier before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IdleFrontier:
         self._held: Applied | None = None
         self._timer: Timer | None = None
         self._written_at = float("-inf")
-        # Whoever uses the table of frontiers has it, since a held one is written by another thread.
+        # For each use of the table of frontiers: another thread writes the held one.
         self.lock = RLock()
 
     def holds(self, applied: Applied) -> bool:

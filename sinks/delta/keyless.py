@@ -61,9 +61,9 @@ def replaced(work: Work, positions: Positions) -> tuple[list[RowsOfFile], pa.Tab
     for each in positions.find(wanted):
         for row, name in zip(each.rows.to_pylist(), each.wanted.to_pylist(), strict=True):
             stored[names[name]].append((each.file, row))
-    gone, removed = _gone(stored, rows.to_pylist(), old.to_pylist(), work)
+    deletions, removed = _deletions(stored, rows.to_pylist(), old.to_pylist(), work)
     by_file = defaultdict[str, list[Place]](list)
-    for place in gone:
+    for place in deletions:
         by_file[place[0].path].append(place)
     hit = [
         RowsOfFile(of[0][0], pa.array(sorted(row for _, row in of), pa.int32()), pa.nulls(len(of)))
@@ -88,12 +88,12 @@ def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
         places[row].append(place)
     many = rows.num_rows
     old = _values(work.before.rows.filter(work.before.deleted)) if work.before else []
-    gone, removed = _gone(places, _values(rows), old, work)
-    left = [place for place in range(stored.num_rows) if place not in set(gone)]
+    deletions, removed = _deletions(places, _values(rows), old, work)
+    left = [place for place in range(stored.num_rows) if place not in set(deletions)]
     return [*left, *(stored.num_rows + at for at in range(many) if at not in removed)]
 
 
-def _gone(
+def _deletions(
     stored: Mapping[Id, list[T]], rows: Sequence[Id], old: Sequence[Id], work: Work
 ) -> tuple[list[T], set[int]]:
     """Return which stored rows and which of the batch's rows, by index, are deleted.
@@ -103,7 +103,7 @@ def _gone(
     """
     has_old = work.before.deleted.to_pylist() if work.before is not None else []
     olds, mine = iter(old), defaultdict[Id, list[int]](list)
-    gone, removed = list[T](), set[int]()
+    deletions, removed = list[T](), set[int]()
     for at, (row, deleted) in enumerate(zip(rows, work.batch.deleted.to_pylist(), strict=True)):
         if has_old and has_old[at]:
             each = next(olds)
@@ -111,12 +111,12 @@ def _gone(
             if mine[each]:
                 removed.add(mine[each].pop())
             elif stored.get(each):
-                gone.append(stored[each].pop())
+                deletions.append(stored[each].pop())
         if deleted:
             removed.add(at)
         else:
             mine[row].append(at)
-    return gone, removed
+    return deletions, removed
 
 
 def _values(rows: pa.Table) -> list[str]:

@@ -206,8 +206,10 @@ class DeltaSink:
 
     def stage(self, target: Target, actions: Sequence[Action]) -> None:
         """Take the actions of the files that tasks have written, for the mirror's commit."""
-        gone = [buckets.removed(file) for file in target.files.values()] if target.replaces else []
-        self._staged[target.place] = target, [*gone, *actions]
+        removed = (
+            [buckets.removed(file) for file in target.files.values()] if target.replaces else []
+        )
+        self._staged[target.place] = target, [*removed, *actions]
 
     def alter(self, altered: Altered) -> None:
         if not self._keeps(altered.version):

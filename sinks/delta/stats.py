@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 _COLUMNS: Final = 32
 _CHARACTERS: Final = 32
 _LAST_CHARACTER: Final = "\U0010ffff"
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written behind it
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written after it
 _LAST_MS: Final = 253_402_300_799_999
 
 

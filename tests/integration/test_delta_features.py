@@ -251,8 +251,8 @@ def test_a_mirror_that_spark_has_altered(spark: SparkSession, tmp_path: Path, al
         return
     kept = change(USERS, 4, row(USERS, 4, 2, body="?"), 2, unchanged=("body",))
     apply(sink, 4, Changes((USERS,), [change(USERS, 3, None, 1), kept]))
-    told = row(USERS, 5, 4) | {"later": 7}
-    new = change(USERS, 5, told, 4)._replace(schema_id=9)
+    sent = row(USERS, 5, 4) | {"later": 7}
+    new = change(USERS, 5, sent, 4)._replace(schema_id=9)
     apply(sink, 5, Changes((USERS, LATER), [new]))
     sink = DeltaSink(settings._replace(cluster={"public.users": ("id",)}))
     sink.open()

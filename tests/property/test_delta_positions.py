@@ -80,19 +80,19 @@ class Rows:
         if before is not None:
             self.now.remove(before)
         if before is not None and self.chance.random() < 0.4:
-            return self.told(before, None, before, place)
-        told = dict(row)
+            return self.sent(before, None, before, place)
+        sent = dict(row)
         unchanged: tuple[str, ...] = ()
         if before is not None and self.chance.random() < 0.4:
             unchanged = ("body",)
-            row["body"], told["body"] = before["body"], "?"
+            row["body"], sent["body"] = before["body"], "?"
         self.now.append(row)
-        return self.told(row, told, before, place, unchanged)
+        return self.sent(row, sent, before, place, unchanged)
 
-    def told(
+    def sent(
         self,
         row: Row,
-        told: Row | None,
+        sent: Row | None,
         before: Row | None,
         place: tuple[int, int, int],
         unchanged: tuple[str, ...] = (),
@@ -101,11 +101,11 @@ class Rows:
         return Change(
             msgspec.json.encode(key) if key else None,
             self.seq,
-            None if told is None else msgspec.json.encode(told),
+            None if sent is None else msgspec.json.encode(sent),
             *place,
             unchanged,
             before=None if before is None or key else msgspec.json.encode(before),
-            op="d" if told is None else "u",
+            op="d" if sent is None else "u",
         )
 
     def place(self, seq: int) -> tuple[int, int, int]:
@@ -169,17 +169,17 @@ def has_true_stats(path: Path) -> None:
     """Assert that each file has complete statistics that hold for the rows that are read."""
     table = DeltaTable(path)
     for add in log.added(table).values():
-        told = json.loads(add["stats"])
+        stats = json.loads(add["stats"])
         rows = pq.read_table(path / add["path"])
-        assert told["numRecords"] == rows.num_rows
-        assert told["nullCount"].keys() >= {layout.SEQ, "id"}
-        assert told["minValues"][layout.SEQ] <= told["maxValues"][layout.SEQ]
-        assert told.get("tightBounds", True) == (not add.get("deletionVector"))
-        for name, count in told["nullCount"].items():
+        assert stats["numRecords"] == rows.num_rows
+        assert stats["nullCount"].keys() >= {layout.SEQ, "id"}
+        assert stats["minValues"][layout.SEQ] <= stats["maxValues"][layout.SEQ]
+        assert stats.get("tightBounds", True) == (not add.get("deletionVector"))
+        for name, count in stats["nullCount"].items():
             assert isinstance(count, dict) or count == rows[name].null_count
-        for name in told["minValues"]:
+        for name in stats["minValues"]:
             kind = rows.schema.field(name).type
-            least, most = (read(told[each][name], kind) for each in ("minValues", "maxValues"))
+            least, most = (read(stats[each][name], kind) for each in ("minValues", "maxValues"))
             if isinstance(most, datetime):
                 most += timedelta(microseconds=999)  # delta-rs truncates it; readers know
             for value in (each for each in rows[name].to_pylist() if each is not None):
