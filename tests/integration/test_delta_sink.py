@@ -26,7 +26,7 @@ from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.table import Mirror
 
-APPLIERS = ("delta-rs", "vectors")
+APPLIERS = ("delta-rs", "vectors", "auto")
 
 
 class Lake:
