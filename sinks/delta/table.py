@@ -94,7 +94,7 @@ class Mirror:
         """The generation that has written the table, and its seq."""
         if self._table is None:
             return 0, 0
-        return lake.generation_and_seq(self._table.transaction_version(self._keeper.app))
+        return lake.generation_and_seq(lake.newest_transaction(self._table, self._keeper.app))
 
     @property
     def is_stale(self) -> bool:
@@ -109,7 +109,7 @@ class Mirror:
                 return False
             facts = lake.newest_facts(table)
             # The log may have only others' commits; but it always keeps our transaction's version.
-            if facts or table.transaction_version(self._keeper.app) is None:
+            if facts or lake.newest_transaction(table, self._keeper.app) is None:
                 self._check(facts)
             self._table = table
         try:
@@ -194,7 +194,7 @@ class Mirror:
         if self._table is None:
             return 0
         app = altering.app(self._keeper.app)
-        generation, seq = lake.generation_and_seq(self._table.transaction_version(app))
+        generation, seq = lake.generation_and_seq(lake.newest_transaction(self._table, app))
         return seq if generation == self._keeper.generation else 0
 
     def alter(self, every: Sequence[Altered]) -> None:

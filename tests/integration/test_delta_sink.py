@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -296,6 +297,17 @@ def test_mirrors_that_direct_mode_wrote_are_adopted(lake: Lake) -> None:
     found = {at: json.loads(text) for at, _, text in sink.contents(USERS)}
     assert found[key(USERS, 1)]["amount"] == "NaN"
     assert found[key(USERS, 2)]["body"] is None
+
+
+def test_a_mirror_that_goes_missing_between_two_cuts_is_no_bug(lake: Lake) -> None:
+    """Storage is read where a mirror's position is; the next session finds what is lost."""
+    sink = lake.sink()
+    apply(sink, 4, users(1, 1, 2), lines(2, 1))
+    shutil.rmtree(lake.path / "public.lines")
+    with pytest.raises((StoreLostError, UnavailableError), match=r"public\.lines"):
+        apply(sink, 6, users(5, 3))
+    with pytest.raises(StoreLostError, match=r"public\.lines"):
+        lake.sink()
 
 
 def test_a_missing_or_older_mirror_is_a_lost_store(lake: Lake) -> None:

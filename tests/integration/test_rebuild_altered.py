@@ -49,12 +49,14 @@ def test_rows_that_ddl_has_changed_are_built_and_proved(
     alter(line, "ALTER TABLE t RENAME a TO c")
     line.database.execute("UPDATE t SET n = 5 WHERE id BETWEEN 4 AND 9")
     made.follow("cache", "search")
-    said: list[str] = []
+    reported: list[str] = []
     for name in ("cache", "search"):
-        builder = LogBuilder(line.config, name, lambda: pytest.fail("no Spark here"), said.append)
-        outcome = Rebuild(made.sink(name), builder, said.append).run()
+        builder = LogBuilder(
+            line.config, name, lambda: pytest.fail("no Spark here"), reported.append
+        )
+        outcome = Rebuild(made.sink(name), builder, reported.append).run()
         assert outcome.generation == 2
-        assert [each.differences for each in outcome.tables] == [()], said
+        assert [each.differences for each in outcome.tables] == [()], reported
     found = {
         key.decode().rpartition(":")[2]: msgspec.json.decode(cast("bytes", redis_client.get(key)))
         for key in redis_client.scan_iter(f"{made.prefix}:public.t:*")
@@ -64,6 +66,6 @@ def test_rows_that_ddl_has_changed_are_built_and_proved(
     hits = opensearch_store.hits("public.t").values()
     assert {str(hit["_source"]["id"]): hit["_source"] for hit in hits} == wanted
     # Only where DDL has changed rows may a row have another seq than its event.
-    builder = Unaltered(line.config, "cache", lambda: pytest.fail("no Spark here"), said.append)
+    builder = Unaltered(line.config, "cache", lambda: pytest.fail("no Spark here"), reported.append)
     with pytest.raises(DivergedError, match=r"22 keys of public\.t differ"):
-        Rebuild(made.sink("cache"), builder, said.append).run()
+        Rebuild(made.sink("cache"), builder, reported.append).run()
