@@ -109,7 +109,6 @@ class Collector:
             "status": status.fields(),
             "rates": self._measured.rates(),
             "slot": self._slot(now, status),
-            "has_archive": self._config.archive.path is not None,
         }
         chart = encoded(self._measured.chart())
         changes = self._feed.tables()

@@ -96,7 +96,6 @@ def _between(a: Point, b: Point, first: int | None, last: int | None) -> float |
 
 def point(at: float, status: Status) -> Point:
     """Return what a status measured."""
-    reports = [*status.followers, *([status.archive] if status.archive else [])]
     return Point(
         at=at,
         wal_lsn=status.server.wal_lsn if status.server else None,
@@ -104,6 +103,8 @@ def point(at: float, status: Status) -> Point:
         seq=status.resume[1].seq if status.resume else None,
         lag_seconds=(status.daemon or {}).get("lag_seconds"),
         followers={
-            each.name: (each.record.seq, each.lag_seconds) for each in reports if each.record
+            each.name: (each.record.seq, each.lag_seconds)
+            for each in status.followers
+            if each.record
         },
     )

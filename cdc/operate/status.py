@@ -57,7 +57,6 @@ class Status(NamedTuple):
     followers: list[FollowerStatus]
     incremental_snapshots: list[IncrementalRecord]
     incomplete_topics: list[IncompleteTopic]
-    archive: FollowerStatus | None = None  # None: no archive is configured
     holders: tuple[OpenTransaction, ...] = ()  # which hold the slot's restart LSN back
     schemas: tuple[SchemaRecord, ...] = ()  # every table version, oldest first
     verdict: Verdict = Verdict(Level.OK, "")
@@ -107,7 +106,6 @@ class Status(NamedTuple):
             "snapshot": None,
             "daemon": self.daemon,
             "followers": [each.fields() for each in self.followers],
-            "archive": self.archive and self.archive.fields(),
             "incremental_snapshots": [
                 each.summary for each in self.incremental_snapshots if each.active
             ],
@@ -161,7 +159,6 @@ def read_status(config: Config) -> Status:
     completeness = Completeness()
     schemas: list[SchemaRecord] = []
     followers: list[FollowerStatus] = []
-    archive: FollowerStatus | None = None
     # The slot first: what it confirms is in the log already, so the log, read later, must hold it.
     with unanswered, connect(config) as connection:
         server, slot, holders = (
@@ -191,13 +188,12 @@ def read_status(config: Config) -> Status:
             start_checks.verify_start(config, slot, resume)
         except CDCError as error:  # a daemon would halt at its start: starting it is no fix
             unanswered.append(_failed("slot", error))
-    if resume and (config.followers or config.archive.path):
-        wal_end = server.wal_lsn if server else None
+    if resume and (config.followers or config.archive.path is not None):
         with unanswered, closing(FollowersReader(config)) as following:
-            followers, archive = following.read(wal_end), following.archive(wal_end)
+            followers = following.read(server.wal_lsn if server else None)
     status = Status(
         config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots,
-        incomplete, archive, tuple(holders), tuple(schemas),
+        incomplete, tuple(holders), tuple(schemas),
     )  # fmt: skip
     facts = PipelineFacts(
         unanswered=tuple(unanswered),

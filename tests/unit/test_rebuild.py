@@ -85,6 +85,9 @@ class Log:
     def truth(self, version: Version, at: Applied) -> Holding:
         return Holding((name, seq, None) for name, seq in self.keys(version, at))
 
+    def altered_at(self, _: Version, __: Applied) -> int:
+        return 0
+
     def keys(self, version: Version, at: Applied) -> Iterator[tuple[bytes, int]]:
         newest = {
             each.key: each

@@ -71,7 +71,7 @@ function showStatus(found) {
   const status = measured.status, found_verdict = status.verdict;
   if (found.stale && found_verdict.level !== "failed") verdict("unknown", `nothing was measured for ${duration(found.age_seconds)}; before: ${found_verdict.sentence}`, found_verdict.causes);
   else verdict(found_verdict.level, found_verdict.sentence, found_verdict.causes);
-  stores = [...status.followers, ...(status.archive ? [status.archive] : [])];
+  stores = status.followers;
   flow(status, measured.rates);
   slot(status, measured.slot);
 }
@@ -99,11 +99,10 @@ function flow(status, rates) {
   const logLevel = resume === null ? down(false) : levels.get("daemon") ?? (daemon === null ? "degraded" : "ok");
   const lanes = element("div", { class: "stores" });
   for (const each of stores) {
-    const name = each === status.archive ? "archive" : each.name;
     const level = levels.get(each.name) ?? (["halted", "not_running", "new", "stopped"].includes(each.state) ? "failed" : "ok");
     lanes.append(element("div", {},
       edge(each.lag_seconds === null ? "lag unknown" : `lag ${duration(each.lag_seconds)}, ${size(each.lag_bytes)}`, each.lsn && rate(rates.followers[each.name], "events/s")),
-      node(level, name, `${each.store ?? ""} ${each.state.replace("_", " ")}`, each.lsn && `${each.lsn}, seq ${number(each.seq)}`, each.what)));
+      node(level, each.name, `${each.store ?? ""} ${each.state.replace("_", " ")}`, each.lsn && `${each.lsn}, seq ${number(each.seq)}`, each.what)));
   }
   if (!stores.length) lanes.append(element("p", { class: "quiet" }, "no followers are configured"));
   parts.replaceChildren(
