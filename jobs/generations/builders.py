@@ -214,7 +214,7 @@ class LogBuilder:
         newest = 0
         with closing(RangeReader(self._config)) as log:
             for _, read in log.pieces({messages: Range(min(start, end), end)}):
-                events = [each.key() for each in read], [each.value() for each in read]
+                events = [each.key() for each in read], [each.value() or b"" for each in read]
                 newest = max(newest, altered_last(events, version.topic))
         return newest
 

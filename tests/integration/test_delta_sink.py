@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -27,7 +28,7 @@ from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.table import Mirror
 
-APPLIERS = ("delta-rs", "vectors")
+APPLIERS = ("delta-rs", "vectors", "auto")
 
 
 class Lake:
@@ -300,11 +301,11 @@ def test_mirrors_that_direct_mode_wrote_are_adopted(lake: Lake) -> None:
 
 
 def test_a_mirror_that_goes_missing_between_two_cuts_is_no_bug(lake: Lake) -> None:
-    """Storage is read where a mirror's position is; the next session finds what is lost."""
+    """The cut may or may not read that mirror; the next session finds what is lost."""
     sink = lake.sink()
     apply(sink, 4, users(1, 1, 2), lines(2, 1))
     shutil.rmtree(lake.path / "public.lines")
-    with pytest.raises((StoreLostError, UnavailableError), match=r"public\.lines"):
+    with suppress(StoreLostError, UnavailableError):  # a cut reads only the mirrors that it changes
         apply(sink, 6, users(5, 3))
     with pytest.raises(StoreLostError, match=r"public\.lines"):
         lake.sink()

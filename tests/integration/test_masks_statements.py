@@ -26,9 +26,9 @@ def test_a_hidden_value_in_an_audited_statement_is_in_no_topic(pipeline: NewPipe
         lambda: any("seen_last" in (each["statement"] or "") for each in statements(line)),
         "the audit's own is missing",
     )
-    told = [each["statement"] for each in statements(line)]
-    assert "ALTER TABLE users DROP phone, ADD phone text DEFAULT ?" in told
+    audited = [each["statement"] for each in statements(line)]
+    assert "ALTER TABLE users DROP phone, ADD phone text DEFAULT ?" in audited
     every = records_of(line, lambda name: name.startswith(line.config.prefix))
-    assert len(every) > len(told)
+    assert len(every) > len(audited)
     assert not any(_SECRET.encode() in (each.value or b"") for each in every)
     assert line.daemon.term() == 0
