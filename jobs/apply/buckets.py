@@ -45,7 +45,7 @@ _TASK_BYTES: Final = 256 << 20
 # The events of a table with fewer go to one task: small files are slow to read.
 _SPREAD_BYTES: Final = 8 << 20
 # How many events are reduced at a time. Four times as many take 150 MB more, and as much CPU time.
-_PIECE_EVENTS: Final = 5_000
+PIECE_EVENTS: Final = 5_000
 _MARK: Final = '"dead":{"id":'
 _PIECES: Final = "place string, path string, rows long, data binary"
 _ACTIONS: Final = "place string, action binary"
@@ -145,7 +145,7 @@ def written(
     share: TableShare, bounds: Bounds, records: Iterable[tuple[bytes | None, bytes | None]]
 ) -> Iterator[Piece]:
     """Write some keys of a table; `records` are their events, sorted by key and seq."""
-    changes = by_key(pieces(records, most=_PIECE_EVENTS), bounds)
+    changes = by_key(pieces(records, most=PIECE_EVENTS), bounds)
     versions = tuple(share.versions[each] for each in sorted(share.versions))
     return buckets.written(share.target, (Changes(versions, each) for each in changes))
 

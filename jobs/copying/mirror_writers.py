@@ -231,7 +231,7 @@ def _write(
 
 def _is_older(table: DeltaTable | None, commit: Commit) -> bool:
     assert commit.upto is not None
-    reached = table.transaction_version(commit.app) if table else None
+    reached = delta_lake.newest_transaction(table, commit.app) if table else None
     return reached is None or reached < commit.upto
 
 

@@ -304,19 +304,19 @@ class Frontiers:
             raise StoreLostError(f"{self._path} is not the table that was opened")
         if table.version() != self.table.version():  # another process has written to it
             self._full = self.newest = None
-        current = table.transaction_version(_GENERATION) or 1
+        current = lake.newest_transaction(table, _GENERATION) or 1
         if current != generation:
             raise SwitchedError(f"generation {generation} of {self._path} is no longer current")
         self._set(table)
 
     def _set(self, table: DeltaTable) -> None:
         self._table, self._id = table, table.metadata().id
-        self.generation = table.transaction_version(_GENERATION) or 1
-        generation, reached = lake.generation_and_seq(table.transaction_version(_REACHED))
+        self.generation = lake.newest_transaction(table, _GENERATION) or 1
+        generation, reached = lake.generation_and_seq(lake.newest_transaction(table, _REACHED))
         self.reached = reached if generation == self.generation else 0
         made = (table.metadata().created_time or 0) / 1_000
-        self.tidied = table.transaction_version(_TIDIED) or made
-        generation, seq = lake.generation_and_seq(table.transaction_version(_APPLIED))
+        self.tidied = lake.newest_transaction(table, _TIDIED) or made
+        generation, seq = lake.generation_and_seq(lake.newest_transaction(table, _APPLIED))
         if generation != self.generation:
             self.newest = None
         elif self.newest is None:

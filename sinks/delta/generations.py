@@ -145,11 +145,11 @@ def _moved(settings: Settings, generation: int, mirror: str, version: int) -> in
     built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)
     assert built is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    upto = built.transaction_version(app) or lake.transaction_version(generation, 0)
+    upto = lake.newest_transaction(built, app) or lake.transaction_version(generation, 0)
     table = lake.opened(path, settings.storage)
     if table is not None:
         features.expect_ours(table, changes_rows=False)
-    if table is None or (table.transaction_version(app) or 0) < upto:
+    if table is None or (lake.newest_transaction(table, app) or 0) < upto:
         table = lake.copied(
             built, path, settings.storage, Commit(app, upto, lake.newest_facts(built))
         )
@@ -163,7 +163,7 @@ def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    number, seq = lake.generation_and_seq(table.transaction_version(app))
+    number, seq = lake.generation_and_seq(lake.newest_transaction(table, app))
     if number < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
         commit = Commit(app, lake.transaction_version(generation, seq), facts)
@@ -179,7 +179,7 @@ def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int 
     if table is None:
         return None
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    if lake.generation_and_seq(table.transaction_version(app))[0] < generation:
+    if lake.generation_and_seq(lake.newest_transaction(table, app))[0] < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
         commit = Commit(app, lake.transaction_version(generation, seq), facts)
         features.expect_ours(table, changes_rows=False)

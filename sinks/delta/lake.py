@@ -89,6 +89,12 @@ def generation_and_seq(version: int | None) -> tuple[int, int]:
     return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
 
 
+def newest_transaction(table: DeltaTable, app: str) -> int | None:
+    """Return the version of an app's newest transaction, which may be read from the storage."""
+    with translated(table.table_uri):
+        return table.transaction_version(app)
+
+
 def unmoved(facts: Mapping[str, object]) -> CommitProperties:
     """Return the properties of a commit that changes no rows: its writer and their frontier."""
     return CommitProperties(custom_metadata={"userMetadata": layout.metadata(**facts)})

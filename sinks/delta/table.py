@@ -154,7 +154,7 @@ class Mirror:
             return lake.generation_and_seq(self._own.upto)
         version = self._table.version()
         if self._known[0] != version:
-            self._known = version, self._table.transaction_version(self._keeper.app) or 0
+            self._known = version, lake.newest_transaction(self._table, self._keeper.app) or 0
         return lake.generation_and_seq(self._known[1])
 
     @property
@@ -174,7 +174,7 @@ class Mirror:
                 return False
             facts = lake.newest_facts(table)
             # The log may have only others' commits; but it always keeps our transaction's version.
-            if facts or table.transaction_version(self._keeper.app) is None:
+            if facts or lake.newest_transaction(table, self._keeper.app) is None:
                 self._check(facts)
             self._table = table
         elif self._own is not None and self._own.tag is not None:
@@ -287,7 +287,7 @@ class Mirror:
         if self._table is None:
             return 0
         app = altering.app(self._keeper.app)
-        generation, seq = lake.generation_and_seq(self.table.transaction_version(app))
+        generation, seq = lake.generation_and_seq(lake.newest_transaction(self.table, app))
         return seq if generation == self._keeper.generation else 0
 
     def alter(self, every: Sequence[Altered]) -> None:
