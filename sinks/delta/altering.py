@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import Schema, write_deltalake
+from deltalake import Schema
 
 from cdc.errors import ConfigError
 from lockstep.sinks.contract import Change, Changes
@@ -45,13 +45,7 @@ def alter(table: DeltaTable, altered: Altered, commit: Commit, name: str) -> Non
         return
     _refuse(table, plan, name)
     with lake.translated(table.table_uri):
-        write_deltalake(
-            table,
-            pa.RecordBatchReader.from_batches(plan.target, plan.parts(table)),
-            mode="overwrite",
-            schema_mode="overwrite",
-            commit_properties=commit.properties,
-        )
+        lake.rewrite(table, plan.target, plan.parts(table), commit.properties)
 
 
 def _refuse(table: DeltaTable, plan: _Plan, name: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
-from deltalake import CommitProperties, Field, Schema, write_deltalake
+from deltalake import CommitProperties, Field, Schema
 
 from cdc.errors import ConfigError
 from lockstep.sinks.delta import actions, features, lake, layout
@@ -154,13 +154,7 @@ def _rewrite(table: DeltaTable, schema: dict[str, Any], properties: CommitProper
         for part in lake.streamed(table):
             yield from under(part, target).to_batches()
 
-    write_deltalake(
-        table,
-        pa.RecordBatchReader.from_batches(target, parts()),
-        mode="overwrite",
-        schema_mode="overwrite",
-        commit_properties=properties,
-    )
+    lake.rewrite(table, target, parts(), properties)
 
 
 def under(rows: pa.Table, target: pa.Schema) -> pa.Table:

@@ -12,7 +12,7 @@ import json
 import re
 from contextlib import contextmanager
 from queue import Full, Queue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ from cdc.errors import (
 from lockstep.sinks.delta import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # How many of the newest commits are searched for ours: others only compact, add a property, and
 # similar.
@@ -49,6 +49,9 @@ _UNSUPPORTED: Final = re.compile(
     r"|catalog-managed table|Invalid protocol action|Unsupported minimum (?:reader|writer) version"
 )
 _LOOK_SECONDS: Final = 0.1
+# A rewrite holds one of delta-rs' threads while it waits for rows, which other ones of them read;
+# there are as many as processors, so several rewrites would wait for each other for ever.
+_REWRITING: Final = Lock()
 # The seqs of 89 years at 100,000 changes a second; the other bits count 32,767 generations.
 _SEQ_BITS: Final = 48
 
@@ -261,6 +264,23 @@ def streamed(table: DeltaTable, columns: Sequence[str] | None = None) -> Iterato
     finally:
         given_up.set()
         thread.join()
+
+
+def rewrite(
+    table: DeltaTable,
+    schema: pa.Schema,
+    parts: Iterable[pa.RecordBatch],
+    properties: CommitProperties,
+) -> None:
+    """Replace the table's rows and columns in one commit; the parts may be read from the table."""
+    with _REWRITING:
+        write_deltalake(
+            table,
+            pa.RecordBatchReader.from_batches(schema, parts),
+            mode="overwrite",
+            schema_mode="overwrite",
+            commit_properties=properties,
+        )
 
 
 def plain(schema: pa.Schema) -> pa.Schema:

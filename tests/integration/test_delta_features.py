@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -265,3 +266,39 @@ def test_a_mirror_that_spark_has_altered(spark: SparkSession, tmp_path: Path, al
     sink._tidy()
     apply(sink, 8, Changes((LATER,), [new._replace(seq=8)], truncated=7))
     assert spark.sql(f"SELECT id, _seq FROM {table}").collect() == [(4, 8)]
+
+
+def test_a_mirror_with_a_change_feed_shows_every_change_in_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The rows before it, with its changes, are the rows after: of a cut, of DDL, of a truncate."""
+    sink = Lake(tmp_path).sink(large=SparkMerge({}))
+    path = tmp_path / "public.users"
+    apply(sink, 2, users(2, 1, 2, 3))
+    spark.sql(f"ALTER TABLE delta.`{path}` {having('enableChangeDataFeed')}")
+    before = newest(path)
+    deleted = change(USERS, 3, None, 2)
+    apply(sink, 3, Changes((USERS,), [deleted, *users(3, 1, 4).changes]))
+    columns = [AlteredColumn(each.name, each.name) for each in USERS.columns]
+    sink.begin(4, [WIDER])
+    sink.alter(Altered(4, USERS, WIDER, (*columns, AlteredColumn("age", None, b"7"))))
+    sink.commit(applied(4))
+    altered = newest(path)
+    new = change(WIDER, 6, row(WIDER, 6, 5), 5)
+    apply(sink, 6, Changes((WIDER,), [new], truncated=5))
+    sink.close()
+
+    def after(first: int) -> Counter[tuple[object, ...]]:
+        feed = spark.read.format("delta").option("readChangeFeed", "true")
+        found = Counter[tuple[object, ...]]()
+        for each in feed.option("startingVersion", first).load(str(path)).collect():
+            is_new = each["_change_type"] in {"insert", "update_postimage"}
+            found[each["id"], each["_seq"], each.asDict().get("age")] += 1 if is_new else -1
+        return found
+
+    counted = Counter[tuple[object, ...]]({(number, 2, None): 1 for number in (1, 2, 3)})
+    counted.update(after(before + 1))
+    assert {each: many for each, many in counted.items() if many} == {(5, 6, 6): 1}
+    counted = Counter[tuple[object, ...]]({(1, 3, 7): 1, (3, 2, 7): 1, (4, 3, 7): 1})
+    counted.update(after(altered + 1))
+    assert {each: many for each, many in counted.items() if many} == {(5, 6, 6): 1}
