@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.reduce import Bounds, Events
     from lockstep.sinks.contract import Version
 
-_KEY = msgspec.json.encode({"prefix": ALTERED})
+KEY = msgspec.json.encode({"prefix": ALTERED})
 
 
 class _Source(msgspec.Struct):
@@ -43,7 +43,7 @@ def alterations(
     """Return what the messages of a cut alter, in seq order, by the topics that are followed."""
     found: dict[str, list[Altered]] = {}
     for key, value in zip(*messages, strict=True):
-        if key != _KEY:
+        if key != KEY:
             continue
         event = msgspec.json.decode(value, type=_Event)
         alteration = alteration_of(event.message.content)
