@@ -83,6 +83,12 @@ COMPACT_NAMES: Final = (
     "compact_written",
     "compact_committed",  # readers see the base, older ones are not deleted
 )
+# While a store is filled from the archive, in their order.
+RESTORE_NAMES: Final = (
+    "restore_begun",  # the store has recorded that a write is in progress
+    "restore_written",  # one table is written
+    "restore_committed",  # the store is at the archived frontier
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

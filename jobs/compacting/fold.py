@@ -63,7 +63,8 @@ def newest(
 ) -> pa.Table:
     """Return the newest event of each key, without truncated rows and old deletes.
 
-    `floors` has the seq of each table's last truncate; of a table in `uncompacted` all events are kept.
+    `floors` has the seq of each table's last truncate; of a table in
+    `uncompacted` all events are kept.
     """
     rows = remaining(rows, floors)
     kept = pc.is_in(rows["topic"], value_set=pa.array(sorted(uncompacted), pa.string()))

@@ -37,6 +37,7 @@ class OlderEvents:
         self._prefix = tables.past.prefix
         self._alterations: dict[str, list[Altered]] | None = None
         self._versions: dict[int, Version] | None = None
+        self._present: list[Version] = []  # those of rows up to the frontier
 
     def deleted(self, topic: str, seqs: Collection[int]) -> dict[int, bytes]:
         """Return the key of each delete at these seqs."""
@@ -88,6 +89,14 @@ class OlderEvents:
             )
         return tuple(known[each] for each in sorted(schema_ids))
 
+    def newest_version(self, topic: str) -> Version:
+        """Return the version that a table has at the frontier."""
+        self.every_version()
+        return max(
+            (each for each in self._present if each.topic == topic),
+            key=lambda each: each.schema_id,
+        )
+
     def every_version(self) -> dict[int, Version]:
         """Return all table versions in the archive, by number."""
         if self._versions is None:
@@ -100,6 +109,8 @@ class OlderEvents:
                 if records.is_schema_key(row["key"] or b"") and row["value"]
             ]
             self._versions = {each.schema_id: version(each) for each in found}
+            lsn = self._tables.past.lsn
+            self._present = [self._versions[r.schema_id] for r in found if r.from_lsn <= lsn]
         return self._versions
 
     def alterations(self, topic: str) -> Sequence[Altered]:

@@ -82,6 +82,7 @@ def state(
         above=base.seq if base else 0,
         cuts=(base.cut if base else 0, frontier.cut),
         seq=frontier.applied.seq,
+        lsn=frontier.applied.lsn,
         floors={},
         uncompacted=frozenset(),
     )

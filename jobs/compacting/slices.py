@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from cdc.events import LSN
+
 # How many rows a slice has, about: a row of 400 bytes takes a kilobyte while it is folded.
 SLICE_ROWS: Final = 400_000
 # A table with fewer shares a slice, and its files, with others.
@@ -66,6 +68,7 @@ class Past(NamedTuple):
     above: int  # the base's seq; 0 without one
     cuts: tuple[int, int]  # after the first, up to the second
     seq: int
+    lsn: LSN
     floors: dict[str, int]  # the seq of each table's last truncate after the base
     uncompacted: frozenset[str]
     deletes_since_us: int = 0
