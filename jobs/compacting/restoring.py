@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc import failpoints
-from cdc.errors import ConfigError, GapError
+from cdc.errors import CDCError, ConfigError, GapError
 from cdc.log import names
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
@@ -101,6 +101,20 @@ def possible(config: Config, name: str, sink: Sink, wanted: Position | None = No
         return start_of(config, name, wanted)
     except (ConfigError, GapError):
         return None
+
+
+def with_start(config: Config, name: str, sink: Sink, error: CDCError) -> CDCError:
+    """Return a gap with the base and archive that the follower can start from; others unchanged."""
+    if not isinstance(error, GapError):
+        return error
+    try:
+        start = possible(config, name, sink)
+    except CDCError:
+        return error  # the storage can't be reached: the gap is what the person must know
+    if start is None:
+        return error
+    hint = f"`cdc rebuild {name}` fills the store from {start.name}, then from the topics"
+    return GapError(error.what, hint=f"{error.hint}. {hint}")
 
 
 class Restoring:

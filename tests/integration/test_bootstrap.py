@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
@@ -12,23 +16,28 @@ import redis
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from cdc import failpoints
 from cdc.cli.main import run as cdc
-from cdc.errors import GapError
+from cdc.errors import Exit, GapError
 from cdc.events import LSN
 from cdc.log import names
+from cdc.runtime import spark as files
 from lockstep.jobs.apply import stores
 from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.running import Compaction
+from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.in_place import InPlace
 from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.contract import Generations, Sink
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.store_sqlite import SqliteStore
 
 SEED: Final = 15
+_JOB_SECONDS: Final = 300
 TABLES: Final = (
     "CREATE TABLE users (id int PRIMARY KEY, name text, body text)",
     "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",
@@ -224,3 +233,45 @@ def test_a_log_that_does_not_continue_the_archive_is_refused(kept: Past) -> None
     applied = frontier.applied._replace(seq=frontier.applied.seq - 1)
     with pytest.raises(GapError, match="counts"):
         restoring.expect_seam(kept.config, frontier._replace(applied=applied))
+
+
+@pytest.mark.parametrize("failpoint", failpoints.RESTORE_NAMES)
+def test_a_rebuild_killed_while_it_reads_the_archive_is_completed_by_the_next(
+    kept: Past, failpoint: str
+) -> None:
+    """Although rows were deleted, and archived, between the two."""
+    kept.forget()
+    assert cdc(["topics", "acknowledge", "--yes", "-c", str(kept.pipeline.config_file)]) == 0
+    config = str(kept.pipeline.config_file)
+    command = [sys.executable, str(files.job("rebuild")), "cache", "--config", config]
+    killed = subprocess.run(
+        command,
+        env={**os.environ, "LOCKSTEP_FAILPOINT": failpoint},
+        capture_output=True,
+        timeout=_JOB_SECONDS,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    kept.pipeline.start().wait_ready()
+    kept.pipeline.database.execute("DELETE FROM users WHERE id % 2 = 0")
+    kept.archived.reach()
+    Compaction(kept.config, None).run()
+    kept.rebuild("cache").run()
+    assert kept.in_redis() == kept.source()
+
+
+def test_a_store_that_was_lost_is_filled_from_the_base(kept: Past) -> None:
+    """By the follower itself, when it starts; a new one's error names the base."""
+    spark = SparkStart(lambda: pytest.fail("no Spark"), set())
+    assert run_of(spark, kept.config, "cache", kept.states[-1][0]).run() == 0
+    kept.forget()
+    assert cdc(["topics", "acknowledge", "--yes", "-c", str(kept.pipeline.config_file)]) == 0
+    new = run_of(spark, kept.config, "mirror", kept.states[-1][0])
+    assert new.run() == Exit.CONFIG
+    assert new.error is not None
+    assert "base 1" in new.error.hint
+    lost = run_of(spark, kept.config, "cache", kept.states[-1][0])
+    for name in kept.redis.scan_iter(f"{kept.config.prefix}:*", count=5_000):
+        kept.redis.delete(name)
+    assert lost.run() == 0, lost.error
+    assert kept.in_redis() == kept.states[-1][1]
