@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.verify.topics import TopicsProof
     from lockstep.jobs.archiving.proving import Proof
+    from lockstep.jobs.compacting.proving import BasesProof
 
 
 @click.group("archived", epilog="\b\nExample:\n  python jobs/archived.py prove --offline")
@@ -74,31 +75,41 @@ def prove(
     from cdc.verify import topics  # noqa: PLC0415 - not for --help
     from lockstep.jobs.archiving import proving  # noqa: PLC0415 - as above
     from lockstep.jobs.archiving.running import opened  # noqa: PLC0415 - as above
+    from lockstep.jobs.compacting import proving as bases_proving  # noqa: PLC0415 - as above
 
     kept = proving.prove(config, opened(config), lsn, chain) if config.archive.path else None
     known = topics.Known(kept.chains if kept else {}, chain)
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
+    bases = bases_proving.prove(config, kept.chains) if kept and lsn is None else None
+    findings += [f"bases: {each}" for each in (bases.findings if bases else ())]
     if chain is not None and not any(each.anchored for each in (live, kept) if each):
         findings.append(f"no frontier up to there has the chain {chain}")
     if as_json:
-        print_json({"complete": not findings, "findings": findings, **_proofs(live, kept)})
+        print_json({"complete": not findings, "findings": findings, **_proofs(live, kept, bases)})
     else:
-        _print_proof(findings, live, kept)
+        _print_proof(findings, live, kept, bases)
     return Exit.FAILED if findings else Exit.OK
 
 
-def _proofs(live: TopicsProof | None, kept: Proof | None) -> dict[str, Any]:
+def _proofs(
+    live: TopicsProof | None, kept: Proof | None, bases: BasesProof | None
+) -> dict[str, Any]:
     left_out = {"findings", "chains"}
     return {
         name: proof
         and {key: value for key, value in proof._asdict().items() if key not in left_out}
-        for name, proof in (("log", live), ("archive", kept))
+        for name, proof in (("log", live), ("archive", kept), ("bases", bases))
     }
 
 
-def _print_proof(findings: list[str], live: TopicsProof | None, kept: Proof | None) -> None:
+def _print_proof(
+    findings: list[str],
+    live: TopicsProof | None,
+    kept: Proof | None,
+    bases: BasesProof | None,
+) -> None:
     for each in findings:
         echo(f"{click.style('✗', fg='red')} {each}")
     if live is not None:
@@ -112,6 +123,9 @@ def _print_proof(findings: list[str], live: TopicsProof | None, kept: Proof | No
             f" cuts{_without(kept.undigested)}{erased}"
         )
         echo(f"           at {kept.lsn}: chain {kept.chain}, digest {kept.digest}")
+    if bases is not None:
+        echo(f"bases      {bases.bases}; the newest, {bases.number}, has {bases.rows:,} rows")
+        echo(f"           at {bases.lsn}")
     if findings:
         next_step("restore what is named from a copy; a log without a gap archives it again")
     else:

@@ -43,8 +43,9 @@ def rebuild(
 ) -> None:
     """Build FOLLOWER again, as a new generation alongside the current one, and switch to it.
 
-    From the log's start where the topics still hold it, else from rows that the daemon reads again
-    (`cdc snapshot`). Readers see the old generation until the new one holds what the log has;
+    From the archive's newest base, and what came after it (`cdc archive compact`); without a base
+    from the log's start where the topics still hold it, else from the archive, or from rows that
+    the daemon reads again (`cdc snapshot`). Readers see the old generation until the new one holds what the log has;
     differences from the old one are reported. The old one is kept until --drop-old. If killed, it
     resumes where it was when started again. A running follower may continue meanwhile.
     """

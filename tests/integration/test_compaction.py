@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from cdc import failpoints
 from cdc.runtime import spark as files
-from lockstep.jobs.compacting import layout, past
+from lockstep.jobs.archiving import proving as archive_proving
+from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.compacting import layout, past, proving, slices
 from lockstep.jobs.compacting.bases import bases_of
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import newest_rows
@@ -26,6 +31,7 @@ from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
 _JOB_SECONDS = 120
+ALTERATIONS = 30
 TABLES = (
     "CREATE TABLE users (id int PRIMARY KEY, name text, body text)",
     "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",
@@ -149,3 +155,62 @@ def test_a_compaction_killed_at_any_step_makes_the_base_at_the_next_start(
 def _base(archived: Archived) -> layout.BaseRecord | None:
     bases = bases_of(archived.config)
     return bases.newest() if bases.find() else None
+
+
+def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
+    pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_OWN_ROWS", 20)
+    path = tmp_path / "archive"
+    made = pipeline(*TABLES, archive={"path": str(path), "every_seconds": 0, "bases_kept": 3})
+    made.start().wait_ready()
+    archived = Archived(made)
+    for number in range(3):
+        low = 100 * number
+        made.database.execute(
+            f"INSERT INTO users SELECT g, 'n', 'b' FROM generate_series({low}, {low + 40}) g",
+            f"INSERT INTO quiet VALUES ({number}, 'q')",
+        )
+        archived.reach()
+        Compaction(made.config, None).run()
+    chains = archive_proving.prove(made.config, opened(made.config)).chains
+    proof = proving.prove(made.config, chains)
+    assert proof is not None
+    assert (proof.findings, proof.bases, proof.number) == ((), 3, 3)
+    chance, folder = Random(15), path / "_bases"
+    for _ in range(ALTERATIONS):
+        restore, name = altered(folder, chance)
+        found = proving.prove(made.config, chains)
+        assert found is not None
+        assert any(name in each for each in found.findings), (name, found.findings)
+        restore()
+    assert proving.prove(made.config, chains) == proof
+    other = proving.prove(made.config, dict.fromkeys(chains, "x"))
+    assert other is not None
+    assert sum("another chain" in each for each in other.findings) == 3
+
+
+def altered(folder: Path, chance: Random) -> tuple[Callable[[], None], str]:
+    """Alter one file of the bases; return what restores it, and its name."""
+    data = sorted(folder.glob("part-*"))
+    commits = sorted(folder.glob("_delta_log/*.json"))
+    match chance.choice(["bit", "bit", "drop", "swap"]):
+        case "drop":
+            file = chance.choice(data)
+            text = file.read_bytes()
+            file.unlink()
+        case "swap":
+            file, other = chance.sample(data, 2)
+            text, others = file.read_bytes(), other.read_bytes()
+            file.write_bytes(others)
+        case _:
+            file = chance.choice([*data, *commits])
+            text = file.read_bytes()
+            changed = bytearray(text)
+            changed[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
+            file.write_bytes(bytes(changed))
+
+    def restore() -> None:
+        file.write_bytes(text)
+
+    return restore, file.name

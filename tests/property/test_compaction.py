@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cdc.config import Config
 from cdc.verify.events import canonical
-from lockstep.jobs.compacting import layout, past
+from lockstep.jobs.compacting import layout, past, proving
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import State, newest_rows
 from lockstep.jobs.compacting.running import Compaction
@@ -117,7 +117,7 @@ def test_a_base_is_the_fold_of_all_events_up_to_its_frontier(
 
 
 def expect_base(config: Config, record: layout.BaseRecord, wanted: dict[str, Any]) -> None:
-    """Expect the newest base to hold these tables, and what its record states of them."""
+    """Expect the newest base to hold these tables, and its proof, made without it, to close."""
     state = past.find(config)
     assert state is not None
     assert state.base == record
@@ -126,3 +126,6 @@ def expect_base(config: Config, record: layout.BaseRecord, wanted: dict[str, Any
     rows = lake.read(base, layout.SCHEMA.names).cast(layout.SCHEMA)
     assert layout.total(layout.counted(rows)) == tuple(each for each in record.tables if each.rows)
     expect(state, rows, wanted)
+    assert proving.prove(config, {}) == proving.BasesProof(
+        min(record.number, 3), record.rows, record.number, record.lsn, ()
+    )
