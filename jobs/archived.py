@@ -1,4 +1,4 @@
-"""Read the archive: `cdc archive status`, `cdc prove` and `cdc history`. No Spark is needed."""
+"""Read the archive: `cdc archive status`, `prove`, `history`, `diff`. No Spark is needed."""
 
 from __future__ import annotations
 
@@ -165,6 +165,36 @@ def history(config: Config, table: str, key: str, *, as_json: bool) -> Exit:
     if not found:
         echo("neither archive nor log has a version of it")
     return Exit.OK if found else Exit.FAILED
+
+
+@main.command()
+@with_config
+@click.argument("table")
+@click.option("--from", "first", required=True)
+@click.option("--to", "last", required=True)
+@json_option
+def diff(config: Config, table: str, first: str, last: str, *, as_json: bool) -> Exit:
+    """Print what differs between two states; see `cdc diff`."""
+    import msgspec  # noqa: PLC0415 - not for --help
+
+    from lockstep.jobs.archiving.versions import one_table  # noqa: PLC0415 - as above
+    from lockstep.jobs.compacting.differences import differences  # noqa: PLC0415 - as above
+    from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - as above
+
+    many = 0
+    for each in differences(config, one_table(table), parse(first), parse(last)):
+        many += 1
+        if as_json:
+            click.echo(msgspec.json.encode(each))
+            continue
+        echo(f"{click.style(str(each.key), bold=True)}  {each.op}")
+        for name in dict.fromkeys([*(each.before or {}), *(each.after or {})]):
+            old, new = (each.before or {}).get(name), (each.after or {}).get(name)
+            if old != new or each.op != "update":
+                echo(f"    {name}: {old!r} → {new!r}")
+    if not many and not as_json:
+        echo("no row differs")
+    return Exit.OK if many else Exit.FAILED
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from cdc.events import LSN
 from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.restoring import Restoring
+from lockstep.jobs.cuts.frontiers import Frontiers
 from lockstep.sinks.contract import Generations
 
 if TYPE_CHECKING:
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.events import LSN
     from cdc.log.partitions import Partition
     from lockstep.jobs.compacting.past import State
     from lockstep.jobs.compacting.restoring import Start
+    from lockstep.jobs.cuts.frontiers import Position
     from lockstep.jobs.generations.comparing import Newest
     from lockstep.sinks.contract import Applied, Sink, Version
 
@@ -93,3 +95,20 @@ class FromArchive:
                 if topic == version.topic and key is not None:
                     newest.add(key, seq, there=op != "d")
         return state.frontier.applied.end_of
+
+
+def lsn_at(config: Config, wanted: Position) -> LSN:
+    """Return an LSN, or that of the last frontier not above a seq or a time.
+
+    Raises GapError if neither topics nor archive have one.
+    """
+    if isinstance(wanted, LSN):
+        return wanted
+    with closing(Frontiers(config)) as log:
+        placed = log.newest(wanted)
+    if placed is not None:
+        return LSN(placed.record.lsn)
+    found = past.find(config, wanted) if config.archive.path is not None else None
+    if found is None:
+        raise past.missing_frontier(wanted)
+    return found.frontier.applied.lsn

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
@@ -27,6 +28,7 @@ from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.generations.builders import LogBuilder
+from lockstep.jobs.generations.from_archive import lsn_at
 from lockstep.jobs.generations.in_place import InPlace
 from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
@@ -112,6 +114,15 @@ class Past:
         if isinstance(sink, Generations):
             return Rebuild(sink, builder, self.reported.append)
         return InPlace(sink, builder, lambda *_: None, 0)
+
+    def differences(self, table: str, first: str, last: str) -> dict[int, dict[str, Any]]:
+        """Return the output of `cdc diff … --json`, by the row's key."""
+        command = [sys.executable, "-m", "cdc.cli.main", "diff", f"public.{table}", "--json"]
+        given = ["--from", first, "--to", last, "-c", str(self.pipeline.config_file)]
+        done = subprocess.run([*command, *given], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        return {each["key"]["id"]: each for each in found}
 
     def in_redis(self) -> State:
         found: State = {"users": {}, "quiet": {}}
@@ -216,6 +227,34 @@ def test_a_state_of_the_past_is_built_from_base_and_archive(kept: Past) -> None:
             outcome = kept.rebuild(name).as_of(lsn)
             assert outcome.applied.lsn == lsn
             assert kept.at(name, outcome.generation) == wanted
+
+
+def test_the_difference_of_two_states_is_the_net_effect_between_them(kept: Past) -> None:
+    """Printed by the command, key by key; a seq and a time name the same state as their LSN."""
+    kept.forget()
+    (first, old), (last, new) = kept.states[0], kept.states[2]
+    for table in ("users", "quiet"):
+        found = kept.differences(table, str(first), str(last))
+        before, after = old[table], new[table]
+        assert {key: each["before"] for key, each in found.items() if each["before"]} == {
+            key: row for key, row in before.items() if key in found
+        }
+        assert {key: each["after"] for key, each in found.items() if each["after"]} == {
+            key: row for key, row in after.items() if key in found
+        }
+        unchanged = (before.keys() | after.keys()) - found.keys()
+        assert all(before.get(key) == _less(after.get(key), before.get(key)) for key in unchanged)
+    state = past.find(kept.config, last)
+    assert state is not None
+    applied = state.frontier.applied
+    at = datetime.fromtimestamp(applied.committed_at_us / 1e6, UTC) + timedelta(milliseconds=1)
+    for place in (applied.seq, at):
+        assert lsn_at(kept.config, place) == last
+
+
+def _less(row: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a row with the columns that another has: the later one may have more."""
+    return row and {name: row[name] for name in other or row}
 
 
 def test_a_log_that_does_not_continue_the_archive_is_refused(kept: Past) -> None:
