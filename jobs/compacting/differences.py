@@ -93,6 +93,6 @@ def _difference(key: bytes, before: bytes | None, after: bytes | None) -> RowDif
     return RowDifference(
         key=msgspec.json.decode(key),
         op=op,
-        before=before and msgspec.json.decode(before),
-        after=after and msgspec.json.decode(after),
+        before=None if before is None else msgspec.json.decode(before),
+        after=None if after is None else msgspec.json.decode(after),
     )

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from cdc import failpoints
 from cdc.cli.main import run as cdc
-from cdc.errors import Exit, GapError
+from cdc.errors import ConfigError, Exit, GapError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.runtime import spark as files
@@ -227,6 +227,28 @@ def test_a_state_of_the_past_is_built_from_base_and_archive(kept: Past) -> None:
             outcome = kept.rebuild(name).as_of(lsn)
             assert outcome.applied.lsn == lsn
             assert kept.at(name, outcome.generation) == wanted
+
+
+def test_a_lake_is_read_as_of_a_frontier_that_it_does_not_have(kept: Past) -> None:
+    """From base and archive; without the configuration there is none so old."""
+    kept.forget()
+    lsn, wanted = kept.states[0]
+    path, tables = str(kept.folder / "lake"), ["public.users", "public.quiet"]
+    with pytest.raises(ConfigError, match="no frontier so old"):
+        read_as_of_arrow(path, tables, lsn=lsn)
+    scratch = str(kept.folder / "scratch")
+    for folder in (scratch, scratch, None):
+        found = read_as_of_arrow(
+            path, tables, lsn=lsn, config=kept.pipeline.config_file, scratch=folder
+        )
+        assert found.applied.lsn == lsn
+        for name, table in found.tables.items():
+            rows = {row["id"]: _plain(row) for row in table.to_pylist()}
+            assert rows == wanted[name.partition(".")[2]]
+    with pytest.raises(ConfigError, match="has another state"):
+        read_as_of_arrow(
+            path, tables, lsn=kept.states[1][0], config=kept.pipeline.config_file, scratch=scratch
+        )
 
 
 def test_the_difference_of_two_states_is_the_net_effect_between_them(kept: Past) -> None:
