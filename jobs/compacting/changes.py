@@ -53,13 +53,13 @@ class PastChanges:
         """
         rows = self.rows(part)
         for topic in sorted(set(rows["topic"].to_pylist())):
-            mine = rows.filter(pc.equal(rows["topic"], topic)).sort_by("seq").to_pylist()
+            mine = rows.filter(pc.equal(rows["topic"], topic)).sort_by("seq")
             newest = self.older.newest_version(topic)
             alterations = [
                 each for each in self.older.alterations(topic) if each.seq <= self.past.seq
             ]
             for at in range(0, len(mine), PIECE_ROWS):
-                piece = mine[at : at + PIECE_ROWS]
+                piece = mine.slice(at, PIECE_ROWS).to_pylist()
                 found = (
                     self._keyed(piece)
                     if newest.key

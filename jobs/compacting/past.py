@@ -13,10 +13,10 @@ from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.compacting import fold, frontiers
 from lockstep.jobs.compacting.bases import bases_of
 from lockstep.jobs.compacting.older import OlderEvents, uncompacted_topics
-from lockstep.jobs.compacting.slices import Past, Tables, floors, planned
+from lockstep.jobs.compacting.slices import Past, RowSizes, Tables, floors, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import pyarrow as pa
 
@@ -35,11 +35,14 @@ class State(NamedTuple):
     base: BaseRecord | None
     past: Past
     rows: dict[str, int]  # how many rows each table has in base and archive, at most
+    sizes: RowSizes
 
-    def slices(self, topics: frozenset[str] | None = None) -> Iterator[Slice]:
+    def slices(self, topics: Collection[str] | None = None) -> Iterator[Slice]:
         """Yield the slices of these tables, or of all."""
         chosen = {
-            topic: many for topic, many in self.rows.items() if topics is None or topic in topics
+            topic: self.sizes.of(topic, many)
+            for topic, many in self.rows.items()
+            if topics is None or topic in topics
         }
         return planned(chosen, self.past.uncompacted, self.past.seq)
 
@@ -95,7 +98,8 @@ def state(
     )
     for table in base.tables if base else ():
         rows[table.topic] = rows.get(table.topic, 0) + table.rows
-    return State(frontier, base, past, rows)
+    opened_tables = [tables.archive] if tables.base is None else [tables.archive, tables.base]
+    return State(frontier, base, past, rows, RowSizes(opened_tables))
 
 
 def newest_rows(past: Past, tables: Tables, older: OlderEvents, part: Slice) -> pa.Table:

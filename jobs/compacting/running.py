@@ -18,7 +18,6 @@ from lockstep.jobs.compacting import frontiers, layout
 from lockstep.jobs.compacting.bases import bases_of
 from lockstep.jobs.compacting.layout import BaseRecord
 from lockstep.jobs.compacting.past import state
-from lockstep.jobs.compacting.slices import planned
 from lockstep.jobs.compacting.writing import topics_of, written
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Compaction:
         changed = {each for each in found.frontier.records if not each.startswith(own)}
         kept, changed = _shared(bases, changed)
         rows = {topic: many for topic, many in found.rows.items() if topic in changed}
-        parts = list(planned(rows, past.uncompacted, past.seq))
+        parts = list(found.slices(changed))
         if self._spark is not None and sum(rows.values()) > LARGE_ROWS:
             from lockstep.jobs.compacting import tasks  # noqa: PLC0415 - of the extra `spark`
 

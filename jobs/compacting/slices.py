@@ -9,8 +9,8 @@ What lies in base and archive is described by `Past`, which executors get, too.
 
 from __future__ import annotations
 
-import itertools
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
     from cdc.events import LSN
 
-# How many rows a slice has, about: a row of 400 bytes takes a kilobyte while it is folded.
-SLICE_ROWS: Final = 400_000
-# A table with fewer shares a slice, and its files, with others.
-_OWN_ROWS: Final = 50_000
+# The size of a slice's rows in memory, about; it takes three times as much while it is folded.
+SLICE_BYTES: Final = 192 << 20
+# A smaller table shares a slice, and its files, with others.
+_OWN_BYTES: Final = 24 << 20
+# How many times larger rows are in memory than in a file.
+_INFLATED: Final = 8
+_FOOTER_BYTES: Final = 6_000  # what a file has besides rows, about
+_LEAST_BYTES: Final = 200  # of a row in memory, however well its file is compressed
 _HASHES: Final = 1 << 64
 _LEAST: Final = -(1 << 63)
 _MOST: Final = (1 << 63) - 1
@@ -113,39 +117,66 @@ class Tables:
         return f"op IS NOT NULL AND cut > {first} AND cut <= {last} AND {seqs}"
 
 
-def of_keys(topic: str, rows: int) -> Iterator[Slice]:
-    """Yield the slices of one table by its keys."""
-    many = max(1, -(-rows // SLICE_ROWS))
+def of_keys(topic: str, size: int) -> Iterator[Slice]:
+    """Yield the slices of one table of so many bytes by its keys."""
+    many = max(1, -(-size // SLICE_BYTES))
     lows = [_LEAST + _HASHES * each // many for each in range(many)]
     highs = [*(low - 1 for low in lows[1:]), _MOST]
     yield from (Slice((topic,), "key_hash", *each) for each in zip(lows, highs, strict=True))
 
 
-def of_seqs(topic: str, rows: int, seq: int) -> Iterator[Slice]:
-    """Yield the slices of one table by seq, up to one."""
-    many = max(1, -(-rows // SLICE_ROWS))
+def of_seqs(topic: str, size: int, seq: int) -> Iterator[Slice]:
+    """Yield the slices of one table of so many bytes by seq, up to one."""
+    many = max(1, -(-size // SLICE_BYTES))
     bounds = [(seq + 1) * each // many for each in range(many + 1)]
-    for low, high in itertools.pairwise(bounds):
+    for low, high in pairwise(bounds):
         yield Slice((topic,), "seq", low, high - 1)
 
 
-def planned(rows: Mapping[str, int], uncompacted: Collection[str], seq: int) -> Iterator[Slice]:
-    """Yield slices of all tables, given how many rows each has at most."""
+def planned(sizes: Mapping[str, int], uncompacted: Collection[str], seq: int) -> Iterator[Slice]:
+    """Yield slices of all tables, given how many bytes each has in memory, about."""
     shared: list[str] = []
-    size = 0
-    for topic, many in sorted(rows.items()):
-        if many < _OWN_ROWS:
-            if size + many > SLICE_ROWS and shared:
+    total = 0
+    for topic, size in sorted(sizes.items()):
+        if size < _OWN_BYTES:
+            if total + size > SLICE_BYTES and shared:
                 yield Slice(tuple(shared))
-                shared, size = [], 0
+                shared, total = [], 0
             shared.append(topic)
-            size += many
+            total += size
         elif topic in uncompacted:
-            yield from of_seqs(topic, many, seq)
+            yield from of_seqs(topic, size, seq)
         else:
-            yield from of_keys(topic, many)
+            yield from of_keys(topic, size)
     if shared:
         yield Slice(tuple(shared))
+
+
+class RowSizes:
+    """How large rows are in memory, estimated from the files of tables."""
+
+    def __init__(self, tables: Iterable[DeltaTable]) -> None:
+        found: dict[str, list[int]] = {}
+        size = rows = 0
+        for table in tables:
+            actions = pa.table(table.get_add_actions(flatten=True))
+            named = ("min.topic", "max.topic", "size_bytes", "num_records")
+            for first, last, bytes_, many in zip(
+                *(actions[name].to_pylist() for name in named), strict=True
+            ):
+                data = max(0, bytes_ - _FOOTER_BYTES)
+                size, rows = size + data, rows + many
+                if first == last:  # another file has several tables
+                    mine = found.setdefault(first, [0, 0])
+                    mine[0] += data
+                    mine[1] += many
+        self._average = size / max(1, rows)
+        self._of = {topic: size / max(1, many) for topic, (size, many) in found.items()}
+
+    def of(self, topic: str, rows: int) -> int:
+        """Return the bytes of so many rows of a table."""
+        each = self._of.get(topic, self._average)
+        return int(rows * max(_LEAST_BYTES, _INFLATED * each))
 
 
 def floors(tables: Tables, topics: Iterable[str]) -> dict[str, int]:

@@ -37,8 +37,8 @@ def test_executors_compact_and_fill_stores_as_this_process_does(
     """Each slice by a task; a value that was not sent may be in another slice's key."""
     for module in (running, restoring):
         monkeypatch.setattr(module, "LARGE_ROWS", 0)
-    monkeypatch.setattr(slices, "SLICE_ROWS", 300)
-    monkeypatch.setattr(slices, "_OWN_ROWS", 100)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 100_000)
+    monkeypatch.setattr(slices, "_OWN_BYTES", 30_000)
     made = pipeline(
         *TABLES,
         followers={

@@ -13,12 +13,13 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.config import Config
 from cdc.verify.events import canonical
-from lockstep.jobs.compacting import layout, past, proving
+from lockstep.jobs.compacting import layout, past, proving, slices
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import State, newest_rows
 from lockstep.jobs.compacting.running import Compaction
@@ -81,21 +82,24 @@ def expect(state: State, rows: pa.Table, wanted: dict[str, Any]) -> None:
     assert found[CLICKS] == sorted(map(canonical, wanted[CLICKS]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),
     started=st.booleans(),
     limit=st.sampled_from([2_000, 1 << 24]),
     widened=st.booleans(),
+    slice_bytes=st.sampled_from([6_000, 1 << 24]),
 )
 def test_a_base_is_the_fold_of_all_events_up_to_its_frontier(
-    *, seed: int, transactions: int, started: bool, limit: int, widened: bool
+    *, seed: int, transactions: int, started: bool, limit: int, widened: bool, slice_bytes: int
 ) -> None:
-    """Made at once or in steps, of any cuts; and any frontier between is read from base + cuts."""
+    """Made at once or in steps, of any cuts and slices; so is any frontier, from base and cuts."""
     chance = Random(seed)
     world = made(chance, transactions, limit, started=started, widened=widened)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slices, "SLICE_BYTES", slice_bytes)
+        patched.setattr(slices, "_OWN_BYTES", slice_bytes // 2)
         config = configured(Path(folder) / "archive", bases_kept=3)
         archived = ArchivedWorld(config, world)
         last = len(world.frontiers)
