@@ -184,7 +184,7 @@ def read_status(config: Config) -> Status:
             start_checks.verify_start(config, slot, resume)
         except CDCError as error:  # a daemon would halt at its start: starting it is no fix
             unanswered.append(_failed("slot", error))
-    if resume and config.followers:
+    if resume and (config.followers or config.archive.path is not None):
         with unanswered, closing(FollowersReader(config)) as following:
             followers = following.read(server.wal_lsn if server else None)
     status = Status(

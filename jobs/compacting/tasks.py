@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from lockstep.jobs.apply.buckets import in_arrow
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.layout import TableCount
 from lockstep.jobs.compacting.slices import Slice
 from lockstep.jobs.compacting.writing import written
 from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.spark.map_in_arrow import in_arrow
 from lockstep.sinks.delta import buckets
 from lockstep.sinks.delta.actions import Files
 

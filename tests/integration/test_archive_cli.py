@@ -37,6 +37,8 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
         archive={"path": str(tmp_path / "archive"), "every_seconds": 0},
     )
     made.start().wait_ready()
+    code, status = cdc(made, "status")
+    assert (code, status["verdict"]["sentence"]) == (Exit.FAILED, "failed: archive has never run")
     made.database.execute(
         "INSERT INTO users VALUES (7, 'a')", "UPDATE users SET name = 'b' WHERE id = 7"
     )
