@@ -34,7 +34,7 @@ SLICE_BYTES: Final = 192 << 20
 _OWN_BYTES: Final = 24 << 20
 # How many times larger rows are in memory than in a file.
 _INFLATED: Final = 8
-_FOOTER_BYTES: Final = 6_000  # what a file has besides rows, about
+_FOOTER_BYTES: Final = 6_000  # what a file has in addition to rows, about
 _LEAST_BYTES: Final = 200  # of a row in memory, however well its file is compressed
 _HASHES: Final = 1 << 64
 _LEAST: Final = -(1 << 63)
