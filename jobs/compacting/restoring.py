@@ -28,7 +28,7 @@ from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.sinks.contract import WrittenByTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -204,7 +204,7 @@ class Restoring:
 def expect_seam(config: Config, frontier: ArchivedFrontier) -> None:
     """Raise GapError unless the log's records continue an archived frontier, or hold it."""
     applied, topic = frontier.applied, names.frontier_topic(config.prefix)
-    found = next(_records(config, applied.place - 1), None)
+    found = _first(config, applied.place - 1)
     if found is None:
         return  # nothing was written since, and the topic is empty: the next record is compared
     record, offset = found
@@ -226,15 +226,16 @@ def expect_seam(config: Config, frontier: ArchivedFrontier) -> None:
     )
 
 
-def _records(config: Config, start: int) -> Iterator[tuple[FrontierRecord, int]]:
-    """Yield the remaining frontier records from an offset on, with their offsets."""
+def _first(config: Config, start: int) -> tuple[FrontierRecord, int] | None:
+    """Return the first remaining frontier record from an offset on, and its offset."""
     topic = names.frontier_topic(config.prefix)
     with closing(RangeReader(config)) as consumer:
         first, end = consumer.confirmed([(topic, 0)])[topic, 0]
         for low in range(max(first, start), end, _SEARCHED):
             wanted = Range(low, min(end, low + _SEARCHED))
-            for _, messages in consumer.pieces({(topic, 0): wanted}):
-                for message in messages:
-                    record = decode(FrontierRecord, message.value() or b"", topic)
-                    if record.pipeline == config.pipeline:
-                        yield record, message.offset() or 0
+            read = [each for _, some in consumer.pieces({(topic, 0): wanted}) for each in some]
+            for message in read:
+                record = decode(FrontierRecord, message.value() or b"", topic)
+                if record.pipeline == config.pipeline:
+                    return record, message.offset() or 0
+    return None
