@@ -75,15 +75,19 @@ def job(name: str) -> Path:
 def pack(target: Path) -> int:
     """Write our packages into a zip for `--py-files`; return how many files it holds."""
     part = target.with_name(f"{target.name}.part")
+    # In a checkout the packages below `lockstep` are links, which are not followed; installed, they
+    # are found twice.
+    files: dict[Path, Path] = {}
+    for package in _PACKAGES:
+        folder = _folder(package)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix not in _LEFT_OUT:
+                files[Path(*package.split(".")) / path.relative_to(folder)] = path
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in _PACKAGES:
-            folder = _folder(package)
-            for path in sorted(folder.rglob("*")):
-                if path.is_file() and path.suffix not in _LEFT_OUT:
-                    archive.write(path, Path(*package.split(".")) / path.relative_to(folder))
-        written = len(archive.namelist())
+        for name, path in files.items():
+            archive.write(path, name)
     part.replace(target)
-    return written
+    return len(files)
 
 
 def _folder(package: str) -> Path:

@@ -74,7 +74,7 @@ class _Walk:
 
     def close(self) -> None:
         """Leave nothing in the spool for the next input."""
-        for xid in list(self.in_progress._open):
+        for xid in _spool().open_xids:
             _spool().abort(xid, xid)
 
 

@@ -134,8 +134,10 @@ class World:
 
     def check_limits(self) -> None:
         assert self.spool.memory_bytes <= self.limit
-        for path in self.spool.folder.iterdir():
-            assert path.stat().st_size == self.spool._open[int(path.name)].written
+        on_disk = {int(path.name): path.stat().st_size for path in self.spool.folder.iterdir()}
+        sizes = {xid: self.spool.size(xid) for xid in self.spool.open_xids}
+        assert all(written <= sizes[xid] for xid, written in on_disk.items())
+        assert sum(on_disk.values()) + self.spool.memory_bytes == sum(sizes.values())
 
     def do(self, what: str, which: int, amount: int) -> None:
         backend = self.backends.setdefault(which, Backend(self))
@@ -180,7 +182,7 @@ def test_a_commit_gives_exactly_the_bytes_that_survived(
             world.do(*step)
         for backend in world.backends.values():
             backend.commit()
-        assert (len(world.spool._open), world.spool.memory_bytes) == (0, 0)
+        assert (len(world.spool.open_xids), world.spool.memory_bytes) == (0, 0)
         assert list(world.spool.folder.iterdir()) == []
         world.spool.close()
         assert list(home.iterdir()) == []

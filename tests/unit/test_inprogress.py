@@ -105,7 +105,7 @@ def test_what_was_streamed_comes_back_as_it_came(blocks: Blocks) -> None:
     blocks.block(*frames)
     blocks.block(*frames)
     assert b"".join(blocks.commit()) == b"".join(frames * 2)
-    assert blocks.spool._open == {}
+    assert blocks.spool.open_xids == []
 
 
 def test_transactions_interleave_and_do_not_mix(blocks: Blocks) -> None:
@@ -177,7 +177,7 @@ def test_an_aborted_subtransaction_takes_its_own_and_its_childrens_rows(blocks: 
 def test_an_aborted_transaction_leaves_nothing(blocks: Blocks) -> None:
     blocks.block(described(TOP), row(TOP), row(SUB))
     blocks.abort(TOP)
-    assert blocks.spool._open == {}
+    assert blocks.spool.open_xids == []
     blocks.block(row(TOP, b"an xid comes again after four billion"))
     assert len(blocks.commit()) == 1
 
