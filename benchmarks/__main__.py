@@ -29,6 +29,7 @@ from benchmarks import (
     latency,
     many_tables,
     memory_bigtx,
+    past,
     redis_truncate,
     resnapshot_live,
     result,
@@ -80,6 +81,7 @@ BENCHMARKS = {
     follow_growth.KEYLESS.name: Benchmark(follow_growth.run_keyless, 8, 8),
     follow_growth.DOCUMENTS.name: Benchmark(follow_growth.run_documents, 15, 15),
     redis_truncate.NAME: Benchmark(redis_truncate.run, 8, 8),
+    **{name: Benchmark(run_, 20, 20) for name, run_ in past.RUNS.items()},
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

@@ -76,6 +76,19 @@ ARCHIVE_NAMES: Final = (
     "archive_committed",
     "archive_joined",  # joined files are written, no commit names them
 )
+# In a compaction of the archive, in their order.
+COMPACT_NAMES: Final = (
+    "compact_planned",  # nothing is written
+    "compact_file",  # a file is written, no commit names it
+    "compact_written",
+    "compact_committed",  # readers see the base, older ones are not deleted
+)
+# While a store is filled from the archive, in their order.
+RESTORE_NAMES: Final = (
+    "restore_begun",  # the store has recorded that a write is in progress
+    "restore_written",  # one table is written
+    "restore_committed",  # the store is at the archived frontier
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

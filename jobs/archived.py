@@ -1,4 +1,4 @@
-"""Read the archive: `cdc archive status`, `cdc prove` and `cdc history`. No Spark is needed."""
+"""Read the archive: `cdc archive status`, `prove`, `history`, `diff`. No Spark is needed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.verify.topics import TopicsProof
     from lockstep.jobs.archiving.proving import Proof
+    from lockstep.jobs.compacting.proving import BasesProof
 
 
 @click.group("archived", epilog="\b\nExample:\n  python jobs/archived.py prove --offline")
@@ -74,31 +75,41 @@ def prove(
     from cdc.verify import topics  # noqa: PLC0415 - not for --help
     from lockstep.jobs.archiving import proving  # noqa: PLC0415 - as above
     from lockstep.jobs.archiving.running import opened  # noqa: PLC0415 - as above
+    from lockstep.jobs.compacting import proving as bases_proving  # noqa: PLC0415 - as above
 
     kept = proving.prove(config, opened(config), lsn, chain) if config.archive.path else None
     known = topics.Known(kept.chains if kept else {}, chain)
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
+    bases = bases_proving.prove(config, kept.chains) if kept and lsn is None else None
+    findings += [f"bases: {each}" for each in (bases.findings if bases else ())]
     if chain is not None and not any(each.anchored for each in (live, kept) if each):
         findings.append(f"no frontier up to there has the chain {chain}")
     if as_json:
-        print_json({"complete": not findings, "findings": findings, **_proofs(live, kept)})
+        print_json({"complete": not findings, "findings": findings, **_proofs(live, kept, bases)})
     else:
-        _print_proof(findings, live, kept)
+        _print_proof(findings, live, kept, bases)
     return Exit.FAILED if findings else Exit.OK
 
 
-def _proofs(live: TopicsProof | None, kept: Proof | None) -> dict[str, Any]:
+def _proofs(
+    live: TopicsProof | None, kept: Proof | None, bases: BasesProof | None
+) -> dict[str, Any]:
     left_out = {"findings", "chains"}
     return {
         name: proof
         and {key: value for key, value in proof._asdict().items() if key not in left_out}
-        for name, proof in (("log", live), ("archive", kept))
+        for name, proof in (("log", live), ("archive", kept), ("bases", bases))
     }
 
 
-def _print_proof(findings: list[str], live: TopicsProof | None, kept: Proof | None) -> None:
+def _print_proof(
+    findings: list[str],
+    live: TopicsProof | None,
+    kept: Proof | None,
+    bases: BasesProof | None,
+) -> None:
     for each in findings:
         echo(f"{click.style('✗', fg='red')} {each}")
     if live is not None:
@@ -112,6 +123,9 @@ def _print_proof(findings: list[str], live: TopicsProof | None, kept: Proof | No
             f" cuts{_without(kept.undigested)}{erased}"
         )
         echo(f"           at {kept.lsn}: chain {kept.chain}, digest {kept.digest}")
+    if bases is not None:
+        echo(f"bases      {bases.bases}; the newest, {bases.number}, has {bases.rows:,} rows")
+        echo(f"           at {bases.lsn}")
     if findings:
         next_step("restore what is named from a copy; a log without a gap archives it again")
     else:
@@ -151,6 +165,36 @@ def history(config: Config, table: str, key: str, *, as_json: bool) -> Exit:
     if not found:
         echo("neither archive nor log has a version of it")
     return Exit.OK if found else Exit.FAILED
+
+
+@main.command()
+@with_config
+@click.argument("table")
+@click.option("--from", "first", required=True)
+@click.option("--to", "last", required=True)
+@json_option
+def diff(config: Config, table: str, first: str, last: str, *, as_json: bool) -> Exit:
+    """Print what differs between two states; see `cdc diff`."""
+    import msgspec  # noqa: PLC0415 - not for --help
+
+    from lockstep.jobs.archiving.versions import one_table  # noqa: PLC0415 - as above
+    from lockstep.jobs.compacting.differences import differences  # noqa: PLC0415 - as above
+    from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - as above
+
+    many = 0
+    for each in differences(config, one_table(table), parse(first), parse(last)):
+        many += 1
+        if as_json:
+            click.echo(msgspec.json.encode(each))
+            continue
+        echo(f"{click.style(str(each.key), bold=True)}  {each.op}")
+        for name in dict.fromkeys([*(each.before or {}), *(each.after or {})]):
+            old, new = (each.before or {}).get(name), (each.after or {}).get(name)
+            if old != new or each.op != "update":
+                echo(f"    {name}: {old!r} → {new!r}")
+    if not many and not as_json:
+        echo("no row differs")
+    return Exit.OK if many else Exit.FAILED
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ def run_of(
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - the job has printed its first line
     from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
     from lockstep.jobs.apply.following_documents import DocumentsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.compacting import restoring  # noqa: PLC0415 - as above
     from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
@@ -84,6 +85,7 @@ def run_of(
         following,
         repair=Repair(config, name, spark.now),
         standby_seconds=standby_seconds,
+        remedy=partial(restoring.with_start, config, name, sink),
     )
 
 

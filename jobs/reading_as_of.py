@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cdc.errors import ConfigError
@@ -56,11 +57,15 @@ def read_as_of(
     lsn: LSN | str | None = None,
     time: datetime | None = None,
     storage: Mapping[str, str] | None = None,
+    config: str | Path | None = None,
+    scratch: str | None = None,
 ) -> TablesAsOf[DataFrame]:
     """Return DataFrames of the tables `schema.table` below `path`, at one frontier.
 
-    The newest frontier, or the newest not above `lsn` or the commit time `time`. ConfigError if
-    there is none that old, or it has no such table.
+    The newest frontier, or the newest not above `lsn` or the commit time `time`. If there is none
+    that old, and `config` is the pipeline's configuration with an archive, the state is built from
+    that in the folder `scratch`, which executors must be able to read; a temporary one by default.
+    ConfigError if there is neither, or no such table.
     """
     if "delta" not in (spark.conf.get("spark.sql.extensions", "") or "").lower():
         raise ConfigError(
@@ -68,7 +73,7 @@ def read_as_of(
             hint="take `lockstep.session()`, or start yours with the output of `cdc spark conf` and"
             " `cdc spark jars`",
         )
-    row = _row(path, lsn, time, storage)
+    path, row = _found(path, lsn, time, storage, config, scratch)
     places = {name: _place(row.versions, name) for name in tables}
     return TablesAsOf(
         row.applied,
@@ -88,9 +93,11 @@ def read_as_of_arrow(
     lsn: LSN | str | None = None,
     time: datetime | None = None,
     storage: Mapping[str, str] | None = None,
+    config: str | Path | None = None,
+    scratch: str | None = None,
 ) -> TablesAsOf[pa.Table]:
     """Return the same as Arrow tables, by delta-rs."""
-    row = _row(path, lsn, time, storage)
+    path, row = _found(path, lsn, time, storage, config, scratch)
     found = {}
     for name in tables:
         place = _place(row.versions, name)
@@ -101,26 +108,43 @@ def read_as_of_arrow(
     return TablesAsOf(row.applied, found)
 
 
-def _row(
+def _found(
     path: str,
     lsn: LSN | str | None,
     time: datetime | None,
     storage: Mapping[str, str] | None,
-) -> delta_frontiers.FrontierRow:
+    config: str | Path | None,
+    scratch: str | None,
+) -> tuple[str, delta_frontiers.FrontierRow]:
+    """Return the lake that has the frontier, and its row of it."""
     if time is not None and time.tzinfo is None:
         raise ConfigError(f"{time} names no moment: it has no time zone", hint="add tzinfo=UTC")
-    table = delta_lake.opened(f"{path.rstrip('/')}/{delta_frontiers.NAME}", storage or {})
-    row = None
-    if table is not None:
-        asked = LSN.parse(lsn) if isinstance(lsn, str) else lsn
-        row = delta_frontiers.as_of(table, asked, time and time.astimezone(UTC))
+    asked = LSN.parse(lsn) if isinstance(lsn, str) else lsn
+    row = _row(path, asked, time, storage)
+    if row is None and config is not None and (asked is not None or time is not None):
+        from cdc.config import load  # noqa: PLC0415 - only where an archive is read
+        from lockstep.jobs.generations.scratch import lake_at  # noqa: PLC0415 - as above
+
+        wanted = time if asked is None else asked
+        assert wanted is not None
+        path, _ = lake_at(load(Path(config)), path, wanted, scratch)
+        row = _row(path, None, None, storage)
     if row is None:
         raise ConfigError(
             f"{path} has no frontier{'' if lsn is None and time is None else ' so old'}",
             hint="name the path of a Delta follower that has applied something, and a place within"
-            " its `vacuum_hours`",
+            " its `vacuum_hours`; or give `config`, if the pipeline has an archive",
         )
-    return row
+    return path, row
+
+
+def _row(
+    path: str, lsn: LSN | None, time: datetime | None, storage: Mapping[str, str] | None
+) -> delta_frontiers.FrontierRow | None:
+    table = delta_lake.opened(f"{path.rstrip('/')}/{delta_frontiers.NAME}", storage or {})
+    if table is None:
+        return None
+    return delta_frontiers.as_of(table, lsn, time and time.astimezone(UTC))
 
 
 def _place(versions: Mapping[str, int], name: str) -> str:

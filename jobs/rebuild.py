@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.argument("follower")
 @click.option("--table", "tables", multiple=True, help="Only this one, `schema.table`.")
 @click.option(
-    "--as-of", "lsn", type=LSN.parse, help="The state at this LSN, in a separate generation."
+    "--as-of", "place", help="The state at this LSN, seq or time, in a separate generation."
 )
 @click.option("--drop-old", is_flag=True, help="Delete what readers do not see.")
 @json_option
@@ -41,7 +41,7 @@ def main(
     config: Config,
     follower: str,
     tables: tuple[str, ...],
-    lsn: LSN | None,
+    place: str | None,
     *,
     drop_old: bool,
     as_json: bool,
@@ -58,11 +58,22 @@ def main(
                 f"dropped {', '.join(map(str, dropped)) or 'nothing: there is one generation'}"
             )
         return
-    outcome = rebuild.as_of(lsn) if lsn is not None else rebuild.run(frozenset(tables) or None)
+    if place is not None:
+        outcome = rebuild.as_of(_lsn(config, place))
+    else:
+        outcome = rebuild.run(frozenset(tables) or None)
     if as_json:
         print_json(_as_json(outcome))
     else:
-        click.echo(_words(follower, outcome, is_as_of=lsn is not None))
+        click.echo(_words(follower, outcome, is_as_of=place is not None))
+
+
+def _lsn(config: Config, place: str) -> LSN:
+    """Return the LSN that a place names, or that of the last frontier not above it."""
+    from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - with Spark
+    from lockstep.jobs.generations.from_archive import lsn_at  # noqa: PLC0415 - as above
+
+    return lsn_at(config, parse(place))
 
 
 def _rebuild(config: Config, name: str) -> Rebuild | InPlace:

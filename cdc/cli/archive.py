@@ -1,4 +1,4 @@
-"""`cdc archive run|status`: every record of the log, kept in a Delta table."""
+"""`cdc archive run|status|compact`: every record of the log, kept in a Delta table."""
 
 from __future__ import annotations
 
@@ -50,6 +50,24 @@ def status(config: Config, *, as_json: bool) -> None:
 
     _need("cdc archive status", config)
     become("archived", ["--json"] * as_json, "status", spark=False)
+
+
+@archive.command(epilog=example("cdc archive compact", "cdc archive compact --json"))
+@with_config
+@as_json
+def compact(config: Config, *, as_json: bool) -> None:
+    """Compact the archive: the newest event of each key up to its newest frontier, as a base.
+
+    A base is a consistent copy of the database in the log's own form. `cdc rebuild` starts from
+    the newest one, and reads the archive and the topics only after it. It is made from the base
+    before and what was archived since, and appears by one commit: the job may be killed at any
+    time, and run as often as you like, for example once a day. The newest `archive.bases_kept`
+    are kept. Large tables are compacted on Spark, as `cdc follow` runs followers.
+    """
+    from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
+
+    _need("cdc archive compact", config)
+    become("compact", ["--json"] * as_json)
 
 
 def _need(what: str, config: Config) -> None:

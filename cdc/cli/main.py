@@ -36,6 +36,7 @@ COMMANDS = {
     "archive": "Keep every record of the log in a Delta table.",
     "prove": "Prove that log and archive are complete and unaltered.",
     "history": "Print every version of one row.",
+    "diff": "Print which rows of a table differ between two states.",
     "snapshot": "Read tables again while the daemon streams.",
     "table": "Add tables, remove or list them.",
     "status": "Show how far the log is, and what is wrong.",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         "cdc rebuild cache",
         "cdc rebuild search --table public.products",
         "cdc rebuild mirror --as-of 0/16E9088",
+        "cdc rebuild mirror --as-of 2026-11-24T08:00:00Z",
         "cdc rebuild cache --drop-old",
     )
 )
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     help="Only this table, `schema.table`; may be given several times.",
 )  # fmt: skip
 @click.option(
-    "--as-of", "lsn", metavar="LSN",
-    help="Build the state at the last frontier not above this LSN; readers keep the current one.",
+    "--as-of", "lsn", metavar="PLACE",
+    help="Build the state at the last frontier not above this LSN, seq, or time with its zone; "
+    "readers keep the current one.",
 )  # fmt: skip
 @click.option("--drop-old", is_flag=True, help="Delete the generations that readers do not see.")
 @as_json
@@ -43,10 +45,12 @@ def rebuild(
 ) -> None:
     """Build FOLLOWER again, as a new generation alongside the current one, and switch to it.
 
-    From the log's start where the topics still hold it, else from rows that the daemon reads again
-    (`cdc snapshot`). Readers see the old generation until the new one holds what the log has;
-    differences from the old one are reported. The old one is kept until --drop-old. If killed, it
-    resumes where it was when started again. A running follower may continue meanwhile.
+    From the archive's newest base, and what came after it (`cdc archive compact`); without a base
+    from the log's start where the topics still hold it, else from the archive, or from rows that
+    the daemon reads again (`cdc snapshot`). Readers see the old generation until the new one holds
+    what the log has; differences from the old one are reported. The old one is kept until
+    --drop-old. If killed, it resumes where it was when started again. A running follower may
+    continue meanwhile.
     """
     from cdc.cli.follow import become, need  # noqa: PLC0415 - not for --help
     from cdc.config.followers import chosen_names  # noqa: PLC0415 - as above

@@ -60,7 +60,7 @@ def conf(*, job: bool, as_json: bool) -> None:
 
 
 @spark.command(epilog=example("cdc spark app follow", "cdc spark app follow --json"))
-@click.argument("name", type=click.Choice(["follow", "rebuild", "snapshot", "archive"]))
+@click.argument("name", type=click.Choice(["follow", "rebuild", "snapshot", "archive", "compact"]))
 @as_json
 def app(name: str, *, as_json: bool) -> None:
     """Print the path of the application NAME, in the form for spark-submit.

@@ -48,6 +48,16 @@ class Archive(Section, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="How long a replaced file is kept; 0: none is deleted."),
     ] = 168.0
+    bases_kept: Annotated[
+        int, Meta(ge=1, description="How many bases are kept: see `cdc archive compact`.")
+    ] = 2
+    tombstone_hours: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long before its frontier a base still has the delete of a row.",
+        ),
+    ] = 168.0
     gb_month_price: Annotated[
         float,
         Meta(

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep.jobs.follow")
 
-# The numbers of generations that stay as of one LSN are above, so that none is continued.
-AS_OF_ABOVE: Final = 1_000_000
+# The numbers of generations that stay as of one LSN are above, so that none is continued. Delta's
+# transactions have room for numbers up to 32,767.
+AS_OF_ABOVE: Final = 30_000
 # Seconds before a store is checked again for something missing, before it counts as lost.
 SURE_SECONDS: Final = 2.0
 

@@ -105,11 +105,13 @@ class Run:
         quiet: bool = False,
         repair: Callable[[Run, Sink, StoreLostError], None] | None = None,
         standby_seconds: float | None = None,
+        remedy: Callable[[CDCError], CDCError] = lambda error: error,
     ) -> None:
         """`quiet`: write no reports, because this is a shadow build.
 
         `repair` replaces what a store has lost, alongside what is left of it. `standby_seconds`: be
-        a standby, until the active copy is silent for so long.
+        a standby, until the active copy is silent for so long. `remedy` adds to an error that needs
+        a person what else there is to do.
         """
         self.config, self.name, self.store = config, name, store
         self.progress = FollowerProgress()
@@ -123,6 +125,7 @@ class Run:
         self.exit = Exit.OK
         self._session = session
         self.repair = repair
+        self._remedy = remedy
         self.error: CDCError | None = None
         self._reports: Reports | None = None
         self._known: FollowerRecord | None = None  # the last report before this session
@@ -151,6 +154,7 @@ class Run:
             self.progress.error()
             if not self._continues_after(error):
                 self.exit = Exit(error.exit_code)
+                error = self._remedy(error)
                 # Another process can do what this one cannot: it, or a standby, continues.
                 self.to("stopped" if self.exit is Exit.TEMPORARY else "halted", error)
                 log.error("%s halted: %s\n  what to do: %s", self.name, error.what, error.hint)

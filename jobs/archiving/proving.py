@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cdc.log.records import FrontierRecord
     from cdc.verify.digests import SpanCheck
     from lockstep.jobs.archiving.layout import CutRecord, Span
-    from lockstep.jobs.archiving.table import Archive
+    from lockstep.jobs.archiving.table import Archive, ChainedTable
 
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
@@ -108,42 +108,13 @@ class _Proving:
 
     def _places(self) -> list[Place] | None:
         """Return the files that the newest version has; None if it can't be read."""
-        self._check_log()
+        self._findings += log_findings(self._archive)
         try:
             self._archive.find()
             return [Place.of(add) for add in self._archive.added().values()]
         except (CDCError, ValueError, KeyError, TypeError, OSError):
             self._findings.append(f"{self._archive.path}: Delta's log can't be read")
             return None
-
-    def _check_log(self) -> None:
-        """Check Delta's commits and its newest checkpoint, byte by byte."""
-        files = self._archive.files
-        names_ = files.names("_delta_log")
-        commits = {int(name[:20]): name for name in names_ if name.endswith(".json")}
-        if not commits:
-            raise ConfigError(
-                f"there is no archive at {self._archive.path}",
-                hint="`cdc archive run` creates it; archive.path may name another place",
-            )
-        checkpoints = [int(name[:20]) for name in names_ if CHECKPOINT.match(name)]
-        # Delta deletes old commits, but never the first one after its last checkpoint.
-        first = min(commits) if max(checkpoints, default=-1) >= min(commits) - 1 else 0
-        missing = sorted(set(range(first, max(commits))) - commits.keys())
-        self._findings += [f"_delta_log/{each:020d}.json is missing" for each in missing]
-        read = {name: files.read(f"_delta_log/{name}") for _, name in sorted(commits.items())}
-        self._findings += [
-            f"_delta_log/{name} {what}" for name, what in check_commits(iter(read.items()))
-        ]
-        for name, digest in stated_checkpoint(read[commits[max(commits)]]).items():
-            try:
-                found = sha256(files.read(f"_delta_log/{name}")).hexdigest()
-            except FileNotFoundError:
-                self._findings.append(f"_delta_log/{name} is missing")
-                continue
-            # A newer checkpoint, which the next commit will state, has replaced the hint.
-            if found != digest and not (name == HINT and max(checkpoints) >= max(commits)):
-                self._findings.append(f"_delta_log/{name} is not what was written")
 
     def _is_sound(self, place: Place) -> bool:
         found = is_unaltered(self._archive.files, place)
@@ -283,6 +254,38 @@ class _Proving:
     def _say(self, record: CutRecord, what: str) -> None:
         cut = f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"
         self._findings.append(f"{cut}: {what}")
+
+
+def log_findings(table: ChainedTable) -> list[str]:
+    """Check a table's commits and its newest checkpoint, byte by byte; return what is wrong.
+
+    Raises ConfigError if there is no table.
+    """
+    files, found = table.files, []
+    names_ = files.names("_delta_log")
+    commits = {int(name[:20]): name for name in names_ if name.endswith(".json")}
+    if not commits:
+        raise ConfigError(
+            f"there is no {table.about} at {table.path}",
+            hint="`cdc archive run` creates it; archive.path may name another place",
+        )
+    checkpoints = [int(name[:20]) for name in names_ if CHECKPOINT.match(name)]
+    # Delta deletes old commits, but never the first one after its last checkpoint.
+    first = min(commits) if max(checkpoints, default=-1) >= min(commits) - 1 else 0
+    missing = sorted(set(range(first, max(commits))) - commits.keys())
+    found += [f"_delta_log/{each:020d}.json is missing" for each in missing]
+    read = {name: files.read(f"_delta_log/{name}") for _, name in sorted(commits.items())}
+    found += [f"_delta_log/{name} {what}" for name, what in check_commits(iter(read.items()))]
+    for name, digest in stated_checkpoint(read[commits[max(commits)]]).items():
+        try:
+            stored = sha256(files.read(f"_delta_log/{name}")).hexdigest()
+        except FileNotFoundError:
+            found.append(f"_delta_log/{name} is missing")
+            continue
+        # A newer checkpoint, which the next commit will state, has replaced the hint.
+        if stored != digest and not (name == HINT and max(checkpoints) >= max(commits)):
+            found.append(f"_delta_log/{name} is not what was written")
+    return found
 
 
 def _seqs(rows: pa.Table) -> list[int]:

@@ -41,11 +41,14 @@ _PROPERTIES: Final = {"delta.appendOnly": "false"}
 _CHECKPOINT_EVERY: Final = 50
 
 
-class Archive:
-    """One archive."""
+class ChainedTable:
+    """A Delta table whose commits have digests of each other."""
+
+    columns: Sequence[tuple[str, str]]
+    about: str
 
     def __init__(self, path: str, storage: Mapping[str, str], pipeline: str) -> None:
-        self.path, self._storage, self._pipeline = path, dict(storage), pipeline
+        self.path, self.storage, self._pipeline = path, dict(storage), pipeline
         self.files = Files(path, storage)
         self._table: DeltaTable | None = None
         self._checkpoint: dict[str, str] | None = None  # None: not known
@@ -58,46 +61,47 @@ class Archive:
 
     def find(self) -> bool:
         """Load the table's newest version; return whether it exists."""
-        self._table = lake.opened(self.path, self._storage)
+        self._table = lake.opened(self.path, self.storage)
         return self._table is not None
 
-    def open(self) -> Position:
-        """Load the table, create a missing one; return its position."""
+    def create(self) -> None:
+        """Load the table, create a missing one."""
         if not self.find():
             lake.made(
                 self.path,
-                struct(layout.DELTA_COLUMNS, "archive"),
-                self._storage,
+                struct(self.columns, self.about),
+                self.storage,
                 properties=_PROPERTIES,
                 facts={"pipeline": self._pipeline},
-                about="lockstep archive",
+                about=f"lockstep {self.about}",
             )
             self.find()
-        return self.position()
 
-    def position(self) -> Position:
-        """Return the position in the newest commit of ours."""
+    def stated(self) -> dict[str, Any]:
+        """Return the facts in the newest commit of ours."""
         stated = lake.newest_facts(self.table)
         if not stated and self.table.version():
             raise StoreLostError(
-                f"{self.path}: no commit of the archive is left in Delta's log",
+                f"{self.path}: no commit of the {self.about} is left in Delta's log",
                 hint="restore _delta_log from a backup of the storage",
             )
         owner = stated.get("pipeline", self._pipeline)
         if owner != self._pipeline:
             raise ConfigError(
-                f"{self.path} is the archive of pipeline {owner}",
+                f"{self.path} is the {self.about} of pipeline {owner}",
                 hint="give each pipeline an archive.path of its own",
             )
-        return layout.position(self._pipeline, stated)
+        return stated
 
-    def commit(self, actions: Sequence[Action], position: Position, operation: str) -> None:
+    def commit_facts(
+        self, actions: Sequence[Action], stated: Mapping[str, object], operation: str
+    ) -> None:
         """Commit the version after the loaded one; raise ConflictError if it exists."""
         version = self.table.version() + 1
         before = self.read(f"_delta_log/{version - 1:020d}.json")
         if self._checkpoint is None:
             self._checkpoint = self._newest_checkpoint()
-        about = layout.facts(position) | {
+        about = dict(stated) | {
             "before": sha256(before).hexdigest(),
             "own": _ZEROS,
             "checkpoint": self._checkpoint,
@@ -156,6 +160,26 @@ class Archive:
         ]
 
 
+class Archive(ChainedTable):
+    """One archive."""
+
+    columns = layout.DELTA_COLUMNS
+    about = "archive"
+
+    def open(self) -> Position:
+        """Load the table, create a missing one; return its position."""
+        self.create()
+        return self.position()
+
+    def position(self) -> Position:
+        """Return the position in the newest commit of ours."""
+        return layout.position(self._pipeline, self.stated())
+
+    def commit(self, actions: Sequence[Action], position: Position, operation: str) -> None:
+        """Commit the version after the loaded one; raise ConflictError if it exists."""
+        self.commit_facts(actions, layout.facts(position), operation)
+
+
 def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
     """Yield the name of each altered commit, and what is wrong; `texts` are in their order.
 
@@ -195,11 +219,16 @@ def _with_own(text: bytes, digest: str) -> bytes:
     return _OWN.sub(lambda match: match[1] + digest.encode(), text, count=1)
 
 
-def stated_checkpoint(text: bytes) -> dict[str, str]:
-    """Return the digests of checkpoint files that a commit states; none if it can't be read."""
+def commit_facts(text: bytes) -> dict[str, Any]:
+    """Return what a commit states; nothing if it can't be read."""
     try:
         first = json.loads(text.split(b"\n", 1)[0])
-        found = facts(first["commitInfo"].get("userMetadata")).get("checkpoint")
+        return facts(first["commitInfo"].get("userMetadata"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def stated_checkpoint(text: bytes) -> dict[str, str]:
+    """Return the digests of checkpoint files that a commit states; none if it can't be read."""
+    found = commit_facts(text).get("checkpoint")
     return found if isinstance(found, dict) else {}

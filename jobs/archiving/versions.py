@@ -94,11 +94,12 @@ def history(config: Config, table: str, key: str) -> list[Version]:
 
 
 def _topic(config: Config, table: str) -> str:
-    schema, name = _table(table)
+    schema, name = one_table(table)
     return names.data_topic(config.prefix, schema, name)
 
 
-def _table(table: str) -> tuple[str, str]:
+def one_table(table: str) -> tuple[str, str]:
+    """Return the schema and name of a table; raise ConfigError if the text names none, or many."""
     try:
         pattern = parse_table_pattern(table)
         found = pattern.exact
@@ -113,7 +114,7 @@ def _table(table: str) -> tuple[str, str]:
 
 def _keys(table: str, text: str, versions: Iterable[SchemaRecord]) -> set[bytes]:
     """Return the forms that the key may have in the log, of any version of the table."""
-    wanted = _table(table)
+    wanted = one_table(table)
     columns = {each.key for each in versions if (each.schema, each.table) == wanted} - {()}
     if not columns:
         raise ConfigError(

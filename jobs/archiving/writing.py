@@ -58,13 +58,15 @@ class Writer:
             self._actions.append(write(self._files, pa.Table.from_batches(held)))
 
 
-def write(files: Files, rows: pa.Table, *, is_new: bool = True) -> dict[str, Any]:
+def write(
+    files: Files, rows: pa.Table, *, is_new: bool = True, schema: pa.Schema = layout.SCHEMA
+) -> dict[str, Any]:
     """Write one file; return the action that adds it. Not `is_new`: its rows were there before."""
     rows = rows.sort_by([(name, "ascending") for name in layout.SORTED_BY])
-    data = as_parquet(rows)
+    data = as_parquet(rows, schema)
     path = f"part-{uuid4()}{FILE_SUFFIX}"
     files.put(path, data)
-    stats = Stats(layout.SCHEMA)
+    stats = Stats(schema)
     stats.add(rows)
     return {
         "add": {
@@ -79,14 +81,14 @@ def write(files: Files, rows: pa.Table, *, is_new: bool = True) -> dict[str, Any
     }
 
 
-def as_parquet(rows: pa.Table) -> bytes:
+def as_parquet(rows: pa.Table, schema: pa.Schema = layout.SCHEMA) -> bytes:
     """Return a file's bytes."""
     to = pa.BufferOutputStream()
     with pq.ParquetWriter(
         to,
-        layout.SCHEMA,
+        schema,
         compression="zstd",
-        use_dictionary=_NAMES,
+        use_dictionary=[name for name in _NAMES if name in schema.names],
         column_encoding=_NUMBERS,
         data_page_size=_PAGE_BYTES,
         coerce_timestamps="us",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.reduce import Bounds, Events
     from lockstep.sinks.contract import Version
 
-_KEY = msgspec.json.encode({"prefix": ALTERED})
+KEY = msgspec.json.encode({"prefix": ALTERED})
 
 
 class _Source(msgspec.Struct):
@@ -64,7 +64,7 @@ def altered_last(messages: Events, topic: str) -> int:
 def _decoded(messages: Events) -> Iterator[tuple[int, Alteration]]:
     """Yield the alterations among messages, with their seqs."""
     for key, value in zip(*messages, strict=True):
-        if key == _KEY:
+        if key == KEY:
             event = msgspec.json.decode(value, type=_Event)
             yield event.source.seq, alteration_of(event.message.content)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from cdc.errors import ConfigError, GapError
 from cdc.events import LSN
@@ -151,7 +151,7 @@ class Frontiers:
         if wanted is None:
             return self._last()
         # Those that fit come before those that do not.
-        fits, low, high = _not_above(wanted), self.first, self.end
+        fits, low, high = not_above(wanted), self.first, self.end
         while high - low > _FEW:
             middle = (low + high) // 2
             placed = self._at_or_after(middle)
@@ -218,7 +218,19 @@ class Frontiers:
         return ends
 
 
-def _not_above(wanted: Position) -> Callable[[FrontierRecord], bool]:
+class _Placed(Protocol):
+    """What a frontier is found by."""
+
+    @property
+    def lsn(self) -> LSN: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def committed_at_us(self) -> int: ...
+
+
+def not_above(wanted: Position) -> Callable[[_Placed], bool]:
+    """Return whether a frontier is at or below a seq, an LSN or a time."""
     match wanted:
         case LSN():
             return lambda record: record.lsn <= wanted

@@ -114,7 +114,7 @@ class _Folding:
                 self._moved = (event, key, before)
             else:
                 pending.row = {**decode_row(event.after)}
-                if event.op == "c" and moved and _halves(moved[0], event):
+                if event.op == "c" and moved and halves(moved[0], event):
                     _, key_before, before = moved
                     self._complete(pending, key_before, before)
                 else:
@@ -172,7 +172,7 @@ class _Folding:
                 pending.row[name] = old[name]
 
 
-def _halves(delete: Event, create: Event) -> bool:
+def halves(delete: Event, create: Event) -> bool:
     """Return whether the two events are one update that changed the key."""
     one, other = delete.source, create.source
     return (one.seq + 1, one.ordinal, one.commit_lsn) == (

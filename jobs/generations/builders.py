@@ -38,6 +38,7 @@ from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.documents.kinds import SCHEMA
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.generations.comparing import Holding, Newest
+from lockstep.jobs.generations.from_archive import FromArchive
 from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.contract import Applied, Generations
 
@@ -83,6 +84,7 @@ class LogBuilder:
         # The tables whose rows are read again, and the seq above which all of those rows are.
         self._again: frozenset[str] | None = None
         self._floor = 0
+        self._archive = FromArchive(config, name, spark, progress)
 
     def tables(self) -> list[str]:
         return [names.table_name(self._config.prefix, topic) for topic in self._topics()]
@@ -101,6 +103,9 @@ class LogBuilder:
         return Chosen(self._config, follower).among(resume[0].partitions)
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        start = self._archive.start(sink, None, is_shortened=self._is_shortened())
+        if start is not None:
+            return self._archive.fill(sink, generation, start, tables).seq
         wanted, lost = self._wanted(tables)
         if not wanted:
             return 0
@@ -112,6 +117,10 @@ class LogBuilder:
             self._again = frozenset(asked)
         return self._target(None).seq
 
+    def _is_shortened(self) -> bool:
+        """Return whether a topic has lost its beginning."""
+        return bool(shortened(self._config, self._topics()))
+
     def beginning(self, generation: int) -> Applied:
         return Applied.beginning(self._config.pipeline, generation)
 
@@ -121,6 +130,11 @@ class LogBuilder:
         Rows that must be read again are in the log before anything is deleted. Then the store is
         at no frontier until it has all of them.
         """
+        past = self._archive.start(sink, None, is_shortened=self._is_shortened())
+        if past is not None:
+            sink.start_over(generation)
+            self._archive.fill(sink, generation, past)
+            return self.forward(sink, generation, None)
         wanted, lost = self._wanted(None)
         start = frontier_of_now(self._config, generation) if lost else None
         if wanted:
@@ -160,8 +174,14 @@ class LogBuilder:
         return wanted, bool(lost)
 
     def forward(self, sink: Sink, generation: int, until: LSN | None) -> Applied:
-        target = self._target(until)
         there = sink.generations().get(generation) if isinstance(sink, Generations) else None
+        if until is not None and (there is None or not there.place):
+            past = self._archive.start(sink, until, is_shortened=self._is_shortened())
+            if past is not None:
+                there = self._archive.fill(sink, generation, past, joins=False)
+                if not self._has_later(there, until):
+                    return there
+        target = self._target(until)
         at = (target.epoch, target.lsn, target.seq)
         if there and (there.epoch, there.lsn, there.seq) == at:
             return there
@@ -187,12 +207,17 @@ class LogBuilder:
     def truth(self, version: Version, applied: Applied) -> Holding | None:
         if self._again is not None and f"{version.schema}.{version.table}" not in self._again:
             return None  # dropped: its events in the log are older than the generation's start
+        newest, truncated = Newest(), 0
+        known = self._archive.add(version, applied, newest) if self._lacks_rows() else {}
         # A key's events are in one partition, except for those from before partitions were added.
         ends = enumerate(applied.ends.get(version.topic, ()))
-        wanted = {(version.topic, number): Range(0, end) for number, end in ends}
+        places = (((version.topic, number), end) for number, end in ends)
+        wanted = {place: Range(known.get(place, 0), end) for place, end in places}
         held = reader.offsets(self._config, list(wanted))
-        ranges = {place: each._replace(start=held[place][0]) for place, each in wanted.items()}
-        newest, truncated = Newest(), 0
+        ranges = {
+            place: each._replace(start=max(each.start, held[place][0]))
+            for place, each in wanted.items()
+        }
         decode = msgspec.json.Decoder(_Event).decode
         with closing(RangeReader(self._config)) as log:
             for _, messages in log.pieces(ranges):
@@ -206,6 +231,16 @@ class LogBuilder:
                     elif key is not None:
                         newest.add(key, event.source.seq, there=event.op != "d")
         return newest.rows(max(truncated, self._floor))
+
+    def _has_later(self, applied: Applied, until: LSN) -> bool:
+        """Return whether the log has a frontier above one that is not above an LSN."""
+        with closing(Frontiers(self._config)) as log:
+            placed = log.newest(until)
+        return placed is not None and placed.record.seq > applied.seq
+
+    def _lacks_rows(self) -> bool:
+        """Return whether the topics lack rows that were not read again."""
+        return self._again is None and self._is_shortened()
 
     def altered_at(self, version: Version, applied: Applied) -> int:
         messages = names.messages_topic(self._config.prefix), 0

@@ -211,6 +211,8 @@ def _shadow_root(settings: Settings, generation: int) -> str:
 
 def _numbers(settings: Settings) -> list[int]:
     """Return the generations that have a shadow build."""
+    if not holds_anything(settings):
+        return []
     with lake.translated(settings.path):
         listed = _files(settings).get_file_info(FileSelector(_SHADOWS, allow_not_found=True))
     return sorted(

@@ -1,0 +1,157 @@
+"""Prove that bases are unaltered, and that the newest one is the fold of the archive.
+
+The commits of their table and each file are compared with their digests, each table's rows with the
+counts and the digest that the base record has of it, and its frontier's chain with the archive's.
+Then the newest base is made again from the archive alone, without the bases before it, and its
+digests must be the same: so an error of any compaction since the first is found, too.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.errors import CDCError
+from cdc.log import names
+from lockstep.jobs.archiving.proving import log_findings
+from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.archiving.writing import SHA256
+from lockstep.jobs.compacting import frontiers, layout, past
+from lockstep.jobs.compacting.bases import Bases, bases_of
+from lockstep.jobs.compacting.changes import PastChanges
+from lockstep.jobs.compacting.writing import topics_of
+from lockstep.sinks.delta import log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cdc.config import Config
+    from cdc.events import LSN
+    from lockstep.jobs.compacting.layout import BaseRecord, TableCount
+
+
+class BasesProof(NamedTuple):
+    """What was found; the bases are unaltered, and the newest is right, without findings."""
+
+    bases: int
+    rows: int  # of the newest
+    number: int  # of the newest; 0 without one
+    lsn: str
+    findings: tuple[str, ...]
+
+
+def prove(config: Config, chains: Mapping[tuple[LSN, int], str]) -> BasesProof | None:
+    """Check the bases that the policy keeps; None if there are none.
+
+    `chains` are those of the archive's frontiers, as far as they are known.
+    """
+    bases = bases_of(config)
+    if not bases.files.names("_delta_log"):
+        return None
+    findings = log_findings(bases)
+    try:
+        bases.find()
+        kept = bases.kept(config.archive.bases_kept)
+    except (CDCError, ValueError, KeyError, TypeError, OSError):
+        findings.append(f"{bases.path}: Delta's log can't be read")
+        return BasesProof(0, 0, 0, "0/0", tuple(findings))
+    sound: dict[str, list[TableCount] | None] = {}
+    for number, record in enumerate(kept):
+        at = record.applied
+        if chains.get((at.lsn, at.seq), record.chain) != record.chain:
+            findings.append(f"{_name(record)} has another chain than the archive at its frontier")
+        if number + 1 < len(kept) and record.previous != layout.digest(kept[number + 1]):
+            findings.append(f"{_name(record)} does not continue the base before it")
+        findings += _contents(config, bases, record, sound)
+    if kept and not findings:
+        findings += _folded(config, kept[0])
+    newest = kept[0] if kept else None
+    return BasesProof(
+        len(kept),
+        newest.rows if newest else 0,
+        newest.number if newest else 0,
+        newest.lsn if newest else "0/0",
+        tuple(findings),
+    )
+
+
+def _name(record: BaseRecord) -> str:
+    return f"base {record.number} ({record.lsn})"
+
+
+def _contents(
+    config: Config, bases: Bases, record: BaseRecord, sound: dict[str, list[TableCount] | None]
+) -> Iterator[str]:
+    """Yield what differs in a base's files; `sound` has what those before were found to hold."""
+    try:
+        added = log.added(bases.version(record.number))
+    except (CDCError, ValueError, KeyError, TypeError, OSError):
+        yield f"{_name(record)}: its version of Delta's log can't be read"
+        return
+    counts: list[TableCount] = []
+    is_complete = True
+    for path, add in added.items():
+        if path not in sound:
+            found = _file(bases, path, add)
+            sound[path] = None if isinstance(found, str) else found
+            if isinstance(found, str):
+                tables = ", ".join(names.table_name(config.prefix, t) for t in _topics(add))
+                yield f"{_name(record)}: file {path} ({tables}) is {found}"
+        known = sound[path]
+        is_complete &= known is not None
+        counts += known or ()
+    if not is_complete:
+        return
+    stated = {each.topic: each for each in record.tables if each.rows}
+    held = {each.topic: each for each in layout.total(counts)}
+    for topic in sorted(stated.keys() | held.keys()):
+        if stated.get(topic) != held.get(topic):
+            table = names.table_name(config.prefix, topic)
+            yield f"{_name(record)}: {table} does not have the rows that it states"
+
+
+def _file(bases: Bases, path: str, add: dict[str, Any]) -> list[TableCount] | str:
+    """Return what a file holds, or what is wrong with it."""
+    try:
+        data = bases.files.read(path)
+    except FileNotFoundError:
+        return "missing"
+    if sha256(data).hexdigest() != dict(add.get("tags") or ()).get(SHA256):
+        return "altered"
+    return layout.counted(pq.read_table(pa.BufferReader(data)).cast(layout.SCHEMA))
+
+
+def _topics(add: dict[str, Any]) -> list[str]:
+    try:
+        return sorted(topics_of(add))
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
+        return []
+
+
+def _folded(config: Config, record: BaseRecord) -> Iterator[str]:
+    """Yield the tables of a base that are not the fold of the archive up to its frontier.
+
+    Not of a table that is not compacted: its base may begin later, at an earlier key's newest rows.
+    """
+    archive = opened(config)
+    if not archive.find():
+        return
+    frontier = frontiers.newest(config, archive.table, None, record.seq)
+    if frontier is None or frontier.applied.seq != record.seq:
+        yield f"{_name(record)}: the archive has no frontier of seq {record.seq}"
+        return
+    state = past.state(config, archive, None, frontier)
+    reader = PastChanges(state.past._replace(deletes_since_us=record.deletes_since_us))
+    counts: list[TableCount] = []
+    for part in state.slices():
+        counts += layout.counted(reader.rows(part))
+    held = {each.topic: each for each in layout.total(counts)}
+    stated = {each.topic: each for each in record.tables if each.rows}
+    for topic in sorted((held.keys() | stated.keys()) - state.past.uncompacted):
+        if held.get(topic) != stated.get(topic):
+            table = names.table_name(config.prefix, topic)
+            yield f"{_name(record)}: {table} is not the fold of the archive up to its frontier"

@@ -1,0 +1,216 @@
+"""Bases of a real archive: made step by step, equal to the source, and killed at each step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc import failpoints
+from cdc.runtime import spark as files
+from lockstep.jobs.archiving import proving as archive_proving
+from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.compacting import layout, past, proving, slices
+from lockstep.jobs.compacting.bases import bases_of
+from lockstep.jobs.compacting.older import OlderEvents
+from lockstep.jobs.compacting.past import newest_rows
+from lockstep.jobs.compacting.running import Compaction
+from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.cuts.reduce import parsed
+from lockstep.sinks.delta import lake
+from tests.fixtures.archived import Archived
+from tests.fixtures.daemon import NewPipeline
+
+_JOB_SECONDS = 120
+ALTERATIONS = 30
+TABLES = (
+    "CREATE TABLE users (id int PRIMARY KEY, name text, body text)",
+    "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",
+    "CREATE TABLE quiet (id int PRIMARY KEY, name text)",
+)
+WRITES = (
+    "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) || g FROM generate_series(1, 60) g",
+    "INSERT INTO quiet SELECT g, 'q' FROM generate_series(1, 9) g",
+    "UPDATE users SET name = name || 'u' WHERE id % 3 = 0",
+    "UPDATE users SET id = id + 1000, name = 'moved' WHERE id % 5 = 0",
+    "INSERT INTO users VALUES (-1, 'large', repeat('y', 200000))",
+    "UPDATE users SET name = 'large' WHERE id = -1",
+    (
+        "ALTER TABLE users ADD COLUMN more text DEFAULT 'm';"
+        " UPDATE users SET name = 'after' WHERE id % 7 = 0"
+    ),
+    (
+        "ALTER TABLE users RENAME COLUMN body TO content;"
+        " UPDATE users SET name = 'renamed' WHERE id % 4 = 0"
+    ),
+    "DELETE FROM users WHERE id % 11 = 0",
+)
+
+
+def rows_of(archived: Archived, table: str) -> dict[int, dict[str, Any]]:
+    """Return the rows of a table at the archive's newest frontier, altered as DDL has done it."""
+    state = past.find(archived.config)
+    assert state is not None
+    tables = Tables(state.past)
+    older = OlderEvents(tables)
+    topic = f"{archived.config.prefix}.public.{table}"
+    found = {}
+    for part in state.slices(frozenset({topic})):
+        for row in newest_rows(state.past, tables, older, part).to_pylist():
+            event = parsed(row["value"])
+            if event.op == "d":
+                continue
+            event = older.letter(event) if event.source.dead else event
+            after = json.loads(bytes(event.after)) | json.loads(row["fill"] or b"{}")
+            for altered in older.alterations(topic):
+                if altered.seq > row["seq"]:
+                    after = json.loads(altered.row(json.dumps(after).encode()))
+            found[after["id"]] = after
+    return found
+
+
+def source(archived: Archived, table: str) -> dict[int, dict[str, Any]]:
+    with archived.pipeline.database.connect() as connection:
+        found = connection.execute(f"SELECT id, row_to_json(t) FROM {table} t".encode()).fetchall()
+    return dict(found)
+
+
+def test_each_base_is_the_source_at_its_frontier(pipeline: NewPipeline, tmp_path: Path) -> None:
+    """Values that were not sent, large rows, changed keys, DDL; files of quiet tables stay."""
+    made = pipeline(
+        *TABLES,
+        archive={"path": str(tmp_path / "archive"), "every_seconds": 0, "bases_kept": 2},
+        log={"kafka": {"message.max.bytes": 60_000}},
+    )
+    made.start().wait_ready()
+    archived = Archived(made)
+    for number, write in enumerate(WRITES, 1):
+        made.database.execute(write)
+        archived.reach()
+        record, is_new = Compaction(made.config, None).run()
+        assert is_new
+        assert record.number == number
+        for table in ("users", "quiet"):
+            assert rows_of(archived, table) == source(archived, table), write
+    bases = bases_of(made.config)
+    assert bases.find()
+    assert [each.number for each in bases.kept(2)] == [len(WRITES), len(WRITES) - 1]
+    made.database.execute("TRUNCATE users")
+    archived.reach()
+    assert rows_of(archived, "users") == {}
+    record, _ = Compaction(made.config, None).run()
+    assert [each.rows for each in record.tables if each.topic.endswith("users")] in ([], [0])
+
+
+def test_a_compaction_killed_at_any_step_makes_the_base_at_the_next_start(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    made = pipeline(*TABLES, archive={"path": str(tmp_path / "archive"), "every_seconds": 0})
+    made.start().wait_ready()
+    archived = Archived(made)
+    for number, failpoint in enumerate(failpoints.COMPACT_NAMES):
+        low = 100 * number
+        made.database.execute(
+            f"INSERT INTO users SELECT g, 'n', 'b' FROM generate_series({low}, {low + 40}) g",
+            f"DELETE FROM users WHERE id % 9 = {number}",
+        )
+        archived.reach()
+        command = [sys.executable, str(files.job("compact")), "--config", str(made.config_file)]
+        before = _base(archived)
+        killed = subprocess.run(
+            command,
+            env={**os.environ, "LOCKSTEP_FAILPOINT": failpoint},
+            capture_output=True,
+            timeout=_JOB_SECONDS,
+            check=False,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        is_there = failpoint == "compact_committed"
+        assert (_base(archived) != before) == is_there
+        done = subprocess.run(
+            [*command, "--json"], capture_output=True, timeout=_JOB_SECONDS, check=True
+        )
+        assert json.loads(done.stdout)["made"] is not is_there
+        assert rows_of(archived, "users") == source(archived, "users")
+        newest = _base(archived)
+        assert newest is not None
+        assert newest.seq == archived.position().applied.seq
+        state = past.find(made.config)
+        assert state is not None
+        base = Tables(state.past).base
+        assert base is not None
+        rows = lake.read(base, layout.SCHEMA.names).cast(layout.SCHEMA)
+        assert layout.total(layout.counted(pa.table(rows))) == newest.tables
+
+
+def _base(archived: Archived) -> layout.BaseRecord | None:
+    bases = bases_of(archived.config)
+    return bases.newest() if bases.find() else None
+
+
+def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
+    pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_OWN_BYTES", 5_000)
+    path = tmp_path / "archive"
+    made = pipeline(*TABLES, archive={"path": str(path), "every_seconds": 0, "bases_kept": 3})
+    made.start().wait_ready()
+    archived = Archived(made)
+    for number in range(3):
+        low = 100 * number
+        made.database.execute(
+            f"INSERT INTO users SELECT g, 'n', 'b' FROM generate_series({low}, {low + 40}) g",
+            f"INSERT INTO quiet VALUES ({number}, 'q')",
+        )
+        archived.reach()
+        Compaction(made.config, None).run()
+    chains = archive_proving.prove(made.config, opened(made.config)).chains
+    proof = proving.prove(made.config, chains)
+    assert proof is not None
+    assert (proof.findings, proof.bases, proof.number) == ((), 3, 3)
+    chance, folder = Random(15), path / "_bases"
+    for _ in range(ALTERATIONS):
+        restore, name = altered(folder, chance)
+        found = proving.prove(made.config, chains)
+        assert found is not None
+        assert any(name in each for each in found.findings), (name, found.findings)
+        restore()
+    assert proving.prove(made.config, chains) == proof
+    other = proving.prove(made.config, dict.fromkeys(chains, "x"))
+    assert other is not None
+    assert sum("another chain" in each for each in other.findings) == 3
+
+
+def altered(folder: Path, chance: Random) -> tuple[Callable[[], None], str]:
+    """Alter one file of the bases; return what restores it, and its name."""
+    data = sorted(folder.glob("part-*"))
+    commits = sorted(folder.glob("_delta_log/*.json"))
+    match chance.choice(["bit", "bit", "drop", "swap"]):
+        case "drop":
+            file = chance.choice(data)
+            text = file.read_bytes()
+            file.unlink()
+        case "swap":
+            file, other = chance.sample(data, 2)
+            text, others = file.read_bytes(), other.read_bytes()
+            file.write_bytes(others)
+        case _:
+            file = chance.choice([*data, *commits])
+            text = file.read_bytes()
+            changed = bytearray(text)
+            changed[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
+            file.write_bytes(bytes(changed))
+
+    def restore() -> None:
+        file.write_bytes(text)
+
+    return restore, file.name

@@ -1,0 +1,135 @@
+"""A base at a frontier is the fold of all events up to it: for any history, cuts and bases.
+
+The oracle is the world, which changes its tables itself and never reads the log.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.config import Config
+from cdc.verify.events import canonical
+from lockstep.jobs.compacting import layout, past, proving, slices
+from lockstep.jobs.compacting.older import OlderEvents
+from lockstep.jobs.compacting.past import State, newest_rows
+from lockstep.jobs.compacting.running import Compaction
+from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.cuts.in_order import in_order
+from lockstep.jobs.cuts.reduce import Bounds, parsed
+from lockstep.sinks.contract import Change
+from lockstep.sinks.delta import lake
+from tests.property.archived_world import ArchivedWorld, configured
+from tests.property.followed_world import CLICKS, LINES, USERS
+from tests.property.test_reduce import made
+
+
+def rows_of(state: State) -> pa.Table:
+    """Return the rows of a state, as its slices have them."""
+    tables = Tables(state.past)
+    older = OlderEvents(tables)
+    parts = [newest_rows(state.past, tables, older, each) for each in state.slices()]
+    return pa.concat_tables([layout.SCHEMA.empty_table(), *parts])
+
+
+def contents(state: State, rows: pa.Table) -> dict[str, Any]:
+    """Return the tables that rows of a base hold: their events read as the contract says."""
+    older = OlderEvents(Tables(state.past))
+    found: dict[str, Any] = {USERS: {}, LINES: {}}
+    for row in rows.to_pylist():
+        if row["topic"] == CLICKS or row["op"] == "d":
+            continue
+        event = parsed(row["value"])
+        if event.source.dead is not None:
+            event = older.letter(event)
+        after = orjson.loads(bytes(event.after))
+        fill = orjson.loads(row["fill"] or b"{}")
+        assert fill.keys() <= set(event.source.unchanged)
+        assert row["key"] not in found[row["topic"]], "a key is there once"
+        found[row["topic"]][row["key"]] = after | fill
+    clicks = [row for row in rows.to_pylist() if row["topic"] == CLICKS]
+    events = [row["key"] for row in clicks], [row["value"] for row in clicks]
+    bounds = Bounds(0, state.past.seq)
+    found[CLICKS] = keyless(
+        in_order([events], bounds, letter=older.event, rows=lambda *_: {}).changes
+    )
+    return found
+
+
+def keyless(changes: Sequence[Change]) -> list[bytes]:
+    found: list[bytes] = []
+    for change in changes:
+        if change.op in "ud":
+            found.remove(canonical(orjson.loads(change.before or b"")))
+        if change.row is not None:
+            found.append(canonical(orjson.loads(change.row)))
+    return sorted(found)
+
+
+def expect(state: State, rows: pa.Table, wanted: dict[str, Any]) -> None:
+    found = contents(state, rows)
+    assert found[USERS] == wanted[USERS]
+    assert found[LINES] == wanted[LINES]
+    assert found[CLICKS] == sorted(map(canonical, wanted[CLICKS]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(1, 14),
+    started=st.booleans(),
+    limit=st.sampled_from([2_000, 1 << 24]),
+    widened=st.booleans(),
+    slice_bytes=st.sampled_from([6_000, 1 << 24]),
+)
+def test_a_base_is_the_fold_of_all_events_up_to_its_frontier(
+    *, seed: int, transactions: int, started: bool, limit: int, widened: bool, slice_bytes: int
+) -> None:
+    """Made at once or in steps, of any cuts and slices; so is any frontier, from base and cuts."""
+    chance = Random(seed)
+    world = made(chance, transactions, limit, started=started, widened=widened)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slices, "SLICE_BYTES", slice_bytes)
+        patched.setattr(slices, "_OWN_BYTES", slice_bytes // 2)
+        config = configured(Path(folder) / "archive", bases_kept=3)
+        archived = ArchivedWorld(config, world)
+        last = len(world.frontiers)
+        for upto in sorted({chance.randint(1, last) for _ in range(4)} | {last}):
+            archived.archive_upto(upto)
+            if chance.random() < 0.6 or upto == last:
+                record, is_new = Compaction(config, None).run()
+                assert is_new
+                assert Compaction(config, None).run() == (record, False)
+                assert record.seq == world.frontiers[upto - 1].seq
+                assert record.applied.ends == archived.position.applied.ends
+                expect_base(config, record, world.states[upto - 1])
+        for _ in range(3):
+            at = chance.randrange(last)
+            state = past.find(config, world.frontiers[at].lsn)
+            assert state is not None
+            assert state.frontier.applied.seq == world.frontiers[at].seq
+            expect(state, rows_of(state), world.states[at])
+
+
+def expect_base(config: Config, record: layout.BaseRecord, wanted: dict[str, Any]) -> None:
+    """Expect the newest base to hold these tables, and its proof, made without it, to close."""
+    state = past.find(config)
+    assert state is not None
+    assert state.base == record
+    base = Tables(state.past).base
+    assert base is not None
+    rows = lake.read(base, layout.SCHEMA.names).cast(layout.SCHEMA)
+    assert layout.total(layout.counted(rows)) == tuple(each for each in record.tables if each.rows)
+    expect(state, rows, wanted)
+    assert proving.prove(config, {}) == proving.BasesProof(
+        min(record.number, 3), record.rows, record.number, record.lsn, ()
+    )
