@@ -58,7 +58,9 @@ ROOMS = (
 )
 # The same of `sinks` and `jobs`; their modules in no room are below and above them.
 SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
-JOB_ROOMS = ("cuts", "spark", "copying", "documents", "apply", "generations", "archiving")
+JOB_ROOMS = (
+    *("cuts", "spark", "copying", "documents", "views", "apply", "generations", "archiving"),
+)
 # Pure modules, and what they may import at run time.
 PURE = {
     "cdc.events": set[str](),
