@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cdc.events import LSN
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.spark.session import work_session
 from lockstep.jobs.views.cuts import ViewCuts
 from lockstep.jobs.views.plans import DEFINITIONS, SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
+    from cdc.config import Config
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.sinks.contract import Sink
 
@@ -29,12 +31,29 @@ if TYPE_CHECKING:
 class ViewsFollowing(DocumentsFollowing):
     """One follower's views: what `Run` calls as its session."""
 
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        sink: Sink,
+        *,
+        spark: Callable[[], SparkSession] | None = None,
+        until: LSN | None = None,
+        rebuilt: str | None = None,
+    ) -> None:
+        """`rebuilt`: compute this view again with the next frontier, and end."""
+        self._rebuilt = rebuilt
+        super().__init__(config, name, sink, spark=spark, until=until)
+
     def _cuts(self) -> ViewCuts:
         return ViewCuts(self._config, self._name, self._session)
 
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         assert isinstance(self._mirror, ViewCuts), "it is made above"
-        return apply(self._mirror, self._sink, cut, generation)
+        new = apply(self._mirror, self._sink, cut, generation, self._rebuilt)
+        if self._rebuilt is not None:
+            self._until = LSN(0)
+        return new
 
     def _named(self) -> set[str]:
         return {f"{SCHEMA}.{name}" for name in self._mirror.names}
@@ -47,12 +66,19 @@ class ViewsFollowing(DocumentsFollowing):
             yield spark
 
 
-def apply(views: ViewCuts, sink: Sink, cut: MirrorCut, generation: int) -> int:
-    """Apply the cut to a store; return how many changes of rows were new to it."""
+def apply(
+    views: ViewCuts, sink: Sink, cut: MirrorCut, generation: int, rebuilt: str | None = None
+) -> int:
+    """Apply the cut to a store; return how many changes of rows were new to it.
+
+    The view `rebuilt` is computed completely.
+    """
     applied = cut.after.applied
     above = cut.before.applied.seq if cut.before else 0
     sink.begin(applied.seq, views.tables_of(applied), above)
-    new = sum(sink.write(changes) for changes in views.view_changes(cut, definitions(views, sink)))
+    built = definitions(views, sink)
+    built.pop(rebuilt or "", None)
+    new = sum(sink.write(changes) for changes in views.view_changes(cut, built))
     sink.commit(applied._replace(generation=generation))
     return new
 

@@ -21,9 +21,9 @@ import pyarrow as pa
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from lockstep.jobs.views.expressions import quoted, string
-from lockstep.jobs.views.plans import CAME, DEFINITIONS, GONE, NEW, OLD, SCHEMA, ViewPlan, plan
+from lockstep.jobs.views.plans import DEFINITIONS, NEW, OLD, ViewPlan, plan
 from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
+from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import layout
@@ -169,8 +169,7 @@ class _Work:
         for each in self._view.affected:
             if each.table not in changed:
                 continue
-            if each.changed == GONE:
-                self._tables[each.table].register(OLD, changed=True)
+            self._tables[each.table].register(each.changed)
             anchors = self._spark.sql(each.sql)
             found = anchors if found is None else found.union(anchors)
         assert found is not None, "each table has a probe, or needs a full recompute"
@@ -208,16 +207,16 @@ class _Work:
         key = ", ".join(map(quoted, self._view.key))
         row = f"struct({', '.join(map(quoted, self._view.columns))})"
         sides = " UNION ALL ".join(
-            f"SELECT {word} AS `#is`, * FROM ({sql}) AS v{where}"
+            f"SELECT {word} AS `#is`, * FROM ({sql}) AS v{where}"  # noqa: S608 - quoted
             for word, sql in (("true", self._view.new), ("false", self._view.old))
         )
         both = (
-            f"SELECT {key}, count_if(`#is`) AS `#new`, first({row}) FILTER (WHERE `#is`) AS `#n`,"
+            f"SELECT {key}, count_if(`#is`) AS `#new`, first({row}) FILTER (WHERE `#is`) AS `#n`,"  # noqa: S608 - quoted
             f" first({row}) FILTER (WHERE NOT `#is`) AS `#o` FROM ({sides}) GROUP BY {key}"
         )
         others = "".join(f", `#n`.{quoted(each)}" for each in self._others)
         rows = self._spark.sql(
-            f"SELECT `#new`, {key}{others} FROM ({both}) WHERE `#new` > 1 OR NOT `#n` <=> `#o`"
+            f"SELECT `#new`, {key}{others} FROM ({both}) WHERE `#new` > 1 OR NOT `#n` <=> `#o`"  # noqa: S608 - quoted
         ).toArrow()
         for start in range(0, rows.num_rows, _AT_ONCE):
             yield Changes((self._view.version,), self._made(rows.slice(start, _AT_ONCE)))
@@ -278,7 +277,7 @@ def _definitions(changed: Sequence[ViewPlan], applied: Applied) -> Changes:
 def _joined(anchor: Sequence[str]) -> str:
     """Return the predicate for rows whose anchor is in the temporary view `affected`."""
     same = " AND ".join(f"a.{quoted(each)} <=> v.{quoted(each)}" for each in anchor)
-    return f"EXISTS (SELECT 1 FROM affected AS a WHERE {same})"
+    return f"EXISTS (SELECT 1 FROM affected AS a WHERE {same})"  # noqa: S608 - quoted
 
 
 def _among(rows: pa.Table, view: ViewPlan) -> str:
@@ -318,6 +317,3 @@ def _translated() -> Iterator[None]:
             f"{found[1]} has a value that is only text in its mirror (docs/DELTA.md, `_exact`)",
             hint="leave such rows out of the table, or the column out of the view",
         ) from error
-
-
-__all__ = ["CAME", "SCHEMA", "Decision", "ViewCuts"]

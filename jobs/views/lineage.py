@@ -9,7 +9,7 @@ too few:
 
 - an outer join or a subquery is a group of occurrences of its own. Its conditions are used only for
   its own changes, and then as those of an inner join: rows without a match have the same anchor;
-- behind an aggregate only the groups' expressions are known, behind a window function only what all
+- above an aggregate only the groups' expressions are known, above a window function only what all
   windows partition by: a changed row may affect all rows of its group or partition;
 - a condition that is not understood is left out.
 

@@ -6,7 +6,7 @@ expressions, and a view that is named in another view's FROM is a subquery there
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp, parse
 from sqlglot.errors import OptimizeError, ParseError, SqlglotError
@@ -34,7 +34,7 @@ def resolved(name: str, sqls: Mapping[str, str], versions: Mapping[str, Version]
     query = _inlined(name, sqls, ())
     for table in query.find_all(exp.Table):
         _expect_table(table, versions, _ctes(table))
-    schema: dict[str, dict[str, dict[str, str]]] = {}
+    schema: dict[str, Any] = {}
     for version in versions.values():
         columns = {column.name: "text" for column in version.columns}
         schema.setdefault(version.schema, {})[version.table] = columns
@@ -63,6 +63,15 @@ def tables(query: exp.Query) -> set[str]:
         for table in query.find_all(exp.Table)
         if table.name not in _ctes(table) or table.db
     }
+
+
+def named_views(name: str, sqls: Mapping[str, str]) -> list[str]:
+    """Return the views that a view is made of, each after those that it names itself."""
+    found = dict[str, None]()
+    for table in _parsed(name, sqls[name]).find_all(exp.Table):
+        if not table.db and table.name in sqls and table.name not in _ctes(table):
+            found |= dict.fromkeys([*named_views(table.name, sqls), table.name])
+    return list(found)
 
 
 def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.Query:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import ConfigError
 from lockstep.jobs.views import types
-from lockstep.jobs.views.expressions import Expressions, Scope, quoted
+from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.lineage import Lineage, NoLineageError, Probe, lineage
 from lockstep.jobs.views.parsing import resolved, tables
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.translating import Query, Translator, relation
 from lockstep.jobs.views.types import COMPARED, FLOATS, of
+from lockstep.jobs.views.values import Scope, coerced, quoted
 from lockstep.sinks.contract import Column, Version
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ SCHEMA: Final = "views"
 # The states of the tables: before and after the cut, and the rows that only one of them has.
 OLD: Final = "old"
 NEW: Final = "new"
-GONE: Final = "gone"
-CAME: Final = "came"
+REMOVED: Final = "removed"
+ADDED: Final = "added"
 # A view's definition, as the store had it at the last cut: with another one it is built again.
 DEFINITIONS: Final = Version(
     1,
@@ -45,7 +46,7 @@ class AffectedQuery(NamedTuple):
     """A query for the anchors that changes of a table affect."""
 
     table: str
-    changed: str  # the state with the changed rows: GONE or CAME
+    changed: str  # the state with the changed rows: REMOVED or ADDED
     sql: str
 
 
@@ -148,7 +149,7 @@ def _affected(
         scope.add(alias, {each.name: of(each) for each in version.columns}, None)
     rules = Expressions(Translator(versions, NEW), {}, scope)
     columns = ", ".join(
-        f"{rules.coerced(rules.value(node), view.columns[name])} AS {quoted(name)}"
+        f"{coerced(rules.value(node), view.columns[name])} AS {quoted(name)}"
         for name, node in probe.anchors.items()
     )
     where = " AND ".join(rules.condition(each, "WHERE") for each in probe.conditions)
@@ -163,6 +164,6 @@ def _affected(
         return f"{text} WHERE {where}" if where else text
 
     return (
-        AffectedQuery(probe.table, GONE, sql(OLD, GONE)),
-        AffectedQuery(probe.table, CAME, sql(NEW, CAME)),
+        AffectedQuery(probe.table, REMOVED, sql(OLD, REMOVED)),
+        AffectedQuery(probe.table, ADDED, sql(NEW, ADDED)),
     )

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from deltalake import DeltaTable
 
 from lockstep.jobs.documents.mirror import live_rows, without
-from lockstep.jobs.views.expressions import quoted, string
-from lockstep.jobs.views.plans import CAME, GONE, NEW, OLD
+from lockstep.jobs.views.plans import ADDED, NEW, OLD, REMOVED
 from lockstep.jobs.views.translating import relation
 from lockstep.jobs.views.types import INEXACT, Type, of
+from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import layout
 
@@ -48,23 +48,25 @@ class TableStates:
     ) -> None:
         self._spark, self._version, self._storage = spark, version, dict(storage)
         self._before, self._after = before, after
+        self._registered = set[str]()
 
     @property
     def differ(self) -> bool:
         """Whether the cut may have changed the table."""
         return self._before != self._after
 
-    def register(self, state: str, *, changed: bool = False) -> None:
-        """Make a state a temporary view: OLD or NEW; or, `changed`, GONE or CAME."""
-        name = self._version.name
-        if changed:
-            gone, came = self._difference()
-            gone.createOrReplaceTempView(quoted(relation(name, GONE)))
-            came.createOrReplaceTempView(quoted(relation(name, CAME)))
+    def register(self, state: str) -> None:
+        """Make a state a temporary view, unless it is one."""
+        if state in self._registered:
             return
-        place = {OLD: self._before, NEW: self._after}[state]
-        rows = self._exact(self._read(place))
-        rows.createOrReplaceTempView(quoted(relation(name, state)))
+        if state in {OLD, NEW}:
+            place = {OLD: self._before, NEW: self._after}[state]
+            made = {state: self._exact(self._read(place))}
+        else:
+            made = dict(zip((REMOVED, ADDED), self._difference(), strict=True))
+        for each, rows in made.items():
+            rows.createOrReplaceTempView(quoted(relation(self._version.name, each)))
+            self._registered.add(each)
 
     def has_same_columns(self) -> bool:
         """Return whether both versions of the mirror have the table's columns, as they are now."""
@@ -143,6 +145,3 @@ class TableStates:
             f"CASE WHEN map_contains_key({layout.EXACT}, {string(name)})"
             f" THEN raise_error({message}) ELSE {quoted(name)} END AS {quoted(name)}"
         )
-
-
-__all__ = ["INEXACT_VALUE", "TableStates"]

@@ -41,7 +41,7 @@ class Proof:
         """Return whether rows that agree in all of these are one row."""
         known = {(each.table, each.name) for each in by if isinstance(each, exp.Column)}
         if self._group is not None:
-            grouped = [each for each in self._group.expressions]
+            grouped = list(self._group.expressions)
             return all(each in by or _at(each) in known for each in grouped)
         if None in self._keys.values():
             return False

@@ -16,16 +16,21 @@ from sqlglot import exp
 from cdc.errors import ConfigError
 from cdc.events import table_name
 from lockstep.jobs.views import total_order
-from lockstep.jobs.views.expressions import Expressions, Scope, quoted
+from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import NULL, TEXT, UNKNOWN, Type, of
+from lockstep.jobs.views.types import TEXT, UNKNOWN, Type, of
+from lockstep.jobs.views.values import Scope, coerced, common, expect_grouped, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstep.sinks.contract import Version
 
-_SET_OPERATIONS: Final = {exp.Union: "UNION", exp.Intersect: "INTERSECT", exp.Except: "EXCEPT"}
+_SET_OPERATIONS: Final[dict[type[exp.Expr], str]] = {
+    exp.Union: "UNION",
+    exp.Intersect: "INTERSECT",
+    exp.Except: "EXCEPT",
+}
 _SELECT: Final = {
     *("expressions", "from_", "joins", "where", "group", "having", "distinct", "with_"),
     *("order", "kind", "hint"),
@@ -35,8 +40,7 @@ _JOINS: Final = {"": "JOIN", "LEFT": "LEFT JOIN", "RIGHT": "RIGHT JOIN", "FULL":
 _REWRITES: Final = {
     "limit": (
         "LIMIT",
-        "number the rows by row_number() OVER (PARTITION BY … ORDER BY …) in a subquery, and keep"
-        " those up to the limit",
+        "number rows by row_number() OVER (PARTITION BY … ORDER BY …) in a subquery, then filter",
     ),
     "offset": ("OFFSET", "as for LIMIT: number the rows, and keep some"),
     "laterals": ("LATERAL", "join a subquery, and number its rows by row_number()"),
@@ -93,13 +97,12 @@ class Translator:
         pairs = list(zip(left.columns.items(), right.columns.values(), strict=False))
         if len(left.columns) != len(right.columns):
             raise ConfigError("the queries of a UNION have different numbers of columns", hint="")
-        rules = Expressions(self, ctes, Scope({}, outer))
-        types = {name: rules.common([a, b], "a UNION") for (name, a), b in pairs}
+        types = {name: common([a, b], "a UNION") for (name, a), b in pairs}
         if not (name := _SET_OPERATIONS[type(node)]) or not node.args.get("distinct"):
             name += " ALL"
         else:
             for column, each in types.items():
-                rules.expect_grouped(each, f"{name} over {column}")
+                expect_grouped(each, f"{name} over {column}")
         sides = (self._converted(each, types) for each in (left, right))
         return Query(f" {name} ".join(f"({each})" for each in sides), types)
 
@@ -109,7 +112,7 @@ class Translator:
             f"CAST(u.{quoted(old)} AS {new.spark}) AS {quoted(name)}"
             for old, (name, new) in zip(query.columns, types.items(), strict=True)
         )
-        return f"SELECT {columns} FROM ({query.sql}) AS u"
+        return f"SELECT {columns} FROM ({query.sql}) AS u"  # noqa: S608 - quoted
 
     def _select(self, node: exp.Select, ctes: Mapping[str, Query], outer: Scope | None) -> Query:
         for part, value in node.args.items():
@@ -119,8 +122,9 @@ class Translator:
         scope = Scope({}, outer)
         sources = [self._source(from_.this, ctes, outer, scope)] if from_ else []
         rules = Expressions(self, ctes, scope)
-        for join in node.args.get("joins") or ():
-            sources.append(self._join(join, ctes, outer, scope, rules))
+        sources += [
+            self._join(join, ctes, outer, scope, rules) for join in node.args.get("joins") or ()
+        ]
         text = [f"FROM {' '.join(sources)}"] if sources else []
         if where := node.args.get("where"):
             text.append(f"WHERE {rules.condition(where.this, 'WHERE')}")
@@ -137,11 +141,11 @@ class Translator:
                     hint="name one otherwise: AS …; upper and lower case are not different",
                 )
             columns[name] = type_
-            selected.append(f"{rules.coerced(found, type_)} AS {quoted(name)}")
-        distinct = self._distinct(node, rules, columns)
+            selected.append(f"{coerced(found, type_)} AS {quoted(name)}")
+        distinct = self._distinct(node, columns)
         return Query(" ".join([f"SELECT {distinct}{', '.join(selected)}", *text]), columns)
 
-    def _distinct(self, node: exp.Select, rules: Expressions, columns: Mapping[str, Type]) -> str:
+    def _distinct(self, node: exp.Select, columns: Mapping[str, Type]) -> str:
         distinct = node.args.get("distinct")
         if distinct is None:
             return ""
@@ -152,7 +156,7 @@ class Translator:
                 " and keep the first",
             )
         for name, type_ in columns.items():
-            rules.expect_grouped(type_, f"DISTINCT over {name}")
+            expect_grouped(type_, f"DISTINCT over {name}")
         return "DISTINCT "
 
     def _grouped(self, node: exp.Select, rules: Expressions, scope: Scope) -> list[str]:
@@ -163,7 +167,9 @@ class Translator:
         if not is_grouped:
             return []
         text, by = [], list(group.expressions) if group else []
-        if group and any(value for part, value in group.args.items() if part != "expressions"):
+        if any(isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets) for each in by) or any(
+            value for part, value in (group.args.items() if group else ()) if part != "expressions"
+        ):
             raise UnsupportedError(
                 "GROUPING SETS, ROLLUP and CUBE", "write a query for each, with UNION ALL"
             )
@@ -176,7 +182,7 @@ class Translator:
         if by:
             found = [rules.value(each) for each in by]
             for each in found:
-                rules.expect_grouped(each.type, "GROUP BY")
+                expect_grouped(each.type, "GROUP BY")
             text.append(f"GROUP BY {', '.join(dict.fromkeys(each.sql for each in found))}")
         if having:
             text.append(f"HAVING {rules.condition(having.this, 'HAVING')}")
@@ -302,11 +308,8 @@ def _renamed(query: Query, alias: Any) -> Query:  # noqa: ANN401 - sqlglot's
     selected = ", ".join(
         f"r.{quoted(old)} AS {quoted(new)}" for old, new in zip(query.columns, names, strict=True)
     )
-    return Query(f"SELECT {selected} FROM ({query.sql}) AS r", columns)
+    return Query(f"SELECT {selected} FROM ({query.sql}) AS r", columns)  # noqa: S608 - quoted
 
 
 def _title(node: exp.Expr) -> str:
     return node.key.upper()
-
-
-__all__ = ["NULL", "Query", "Translator", "has_aggregate", "relation"]

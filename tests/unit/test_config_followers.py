@@ -178,7 +178,10 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
         ("a: {delta: {}}\n  b: {delta: {}}", "followers.b.delta.path: a has its mirrors there"),
         ("a: {redis: {url: 'redis://h', shapes: {a.b: {form: zset}}}}", "a.b.member: missing"),
         ("a: {redis: {url: 'redis://h', shapes: {a.b: {value: x}}}}", "a.b.value: is for the form"),
-        ("a: {delta: {}, mirror: a}", "followers.a.mirror: is what documents are made from"),
+        (
+            "a: {delta: {}, mirror: a}",
+            "followers.a.mirror: is what documents and views are made from",
+        ),
         ("a: {redis: {url: 'redis://h'}, documents: {d: {table: a.b}}}", "a.mirror: missing"),
         (
             "a: {redis: {url: 'redis://h'}, mirror: a, documents: {d: {table: a.b}}}",
