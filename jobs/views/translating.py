@@ -19,7 +19,7 @@ from lockstep.jobs.views import total_order
 from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import TEXT, UNKNOWN, Type, of
-from lockstep.jobs.views.values import Scope, coerced, common, expect_grouped, quoted
+from lockstep.jobs.views.values import Scope, Value, coerced, common, expect_grouped, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,13 +104,13 @@ class Translator:
             for column, each in types.items():
                 expect_grouped(each, f"{name} over {column}")
         sides = (self._converted(each, types) for each in (left, right))
-        return Query(f" {name} ".join(f"({each})" for each in sides), types)
+        return Query(f" {name} ".join(sides), types)
 
     def _converted(self, query: Query, types: Mapping[str, Type]) -> str:
         """Return a query with its columns' types, and their names, replaced by these."""
         columns = ", ".join(
-            f"CAST(u.{quoted(old)} AS {new.spark}) AS {quoted(name)}"
-            for old, (name, new) in zip(query.columns, types.items(), strict=True)
+            f"{coerced(Value(f'u.{quoted(old)}', kind), new)} AS {quoted(name)}"
+            for (old, kind), (name, new) in zip(query.columns.items(), types.items(), strict=True)
         )
         return f"SELECT {columns} FROM ({query.sql}) AS u"  # noqa: S608 - quoted
 
