@@ -88,9 +88,14 @@ class Viewed(Followed):
         for follower, tweet, _, _ in sorted(timeline, key=lambda row: (row[3], row[1])):
             wanted.setdefault(follower, []).append(tweet)
         assert {
-            int(key.rpartition(b":")[2]): [int(member) for member in self.client.zrange(key, 0, -1)]
-            for key in self.client.scan_iter(f"{self.prefix}-timeline:*")
+            int(key.rpartition(b":")[2]): [int(str(member, "ascii")) for member in members]
+            for key, members in self._timelines()
         } == wanted
+
+    def _timelines(self) -> Iterator[tuple[bytes, list[Any]]]:
+        for key in self.client.scan_iter(f"{self.prefix}-timeline:*"):
+            found: Any = self.client.zrange(key, 0, -1)
+            yield key, found
 
     def cdc(self, *arguments: str) -> tuple[int, Any]:
         """Run a command with --json; return its exit code and what it printed."""
@@ -112,7 +117,7 @@ def _values(rows: Any, *names: str) -> list[tuple[Any, ...]]:  # noqa: ANN401 - 
 @pytest.fixture
 def viewed(
     pipeline: NewPipeline, spark: SparkSession, redis_store: RedisStore, tmp_path: Path
-) -> Iterator[Viewed]:
+) -> Viewed:
     made: PipelineUnderTest = pipeline(
         *TABLES,
         views={

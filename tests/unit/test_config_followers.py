@@ -207,6 +207,17 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
             "a: {delta: {}, documents: {d: {table: a.b}}}",
             "a.documents: are stored in Redis or OpenSearch",
         ),
+        ("a: {delta: {}, views: [v]}", "a.mirror: missing; documents and views are made from"),
+        ("a: {delta: {}, mirror: a, views: [v]}", "a.mirror: a has views"),
+        ("a: {delta: {path: x}}\n  b: {delta: {}, mirror: a, views: [v]}", "there is no view v"),
+        (
+            "a: {delta: {path: x}}\n  b: {delta: {deletes: soft}, mirror: a, views: [v]}",
+            "b.delta.deletes: a view has no deleted rows",
+        ),
+        (
+            "a: {delta: {path: x}}\n  b: {delta: {}, mirror: a, views: [v], tables: [a.b]}",
+            "b.tables: views name their own tables",
+        ),
     ],
 )
 def test_a_wrong_follower_is_refused_with_its_place(path: Path, written: str, says: str) -> None:
