@@ -46,8 +46,8 @@ __all__ = ["Client", "FollowerLag", "LagError", "Token"]
 _READ_SECONDS: Final = 0.1
 # The least that even a call with timeout 0 waits: for an answer of the broker, and on the first
 # call for the connection.
-_ASK_SECONDS: Final = 1.0
-_CONNECT_SECONDS: Final = 5.0
+ASK_SECONDS: Final = 1.0
+CONNECT_SECONDS: Final = 5.0
 _APPLIED_SECONDS: Final = 15.0
 
 
@@ -130,7 +130,7 @@ class Client:
 
         Raises UnavailableError if the brokers do not answer in time.
         """
-        seconds = max(seconds, _ASK_SECONDS if self._connected else _CONNECT_SECONDS)
+        seconds = max(seconds, ASK_SECONDS if self._connected else CONNECT_SECONDS)
         deadline = time.monotonic() + seconds
         if not self._lock.acquire(timeout=seconds):
             raise UnavailableError(

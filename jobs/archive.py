@@ -16,7 +16,7 @@ import click
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import with_config
 from cdc.events import LSN
-from cdc.operate.doctor.archive import NAME
+from cdc.operate.followers import ARCHIVE
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.apply.running import Run
@@ -62,7 +62,7 @@ def main(config: Config, until: LSN | None, *, once: bool, as_json: bool) -> Exi
     def spark() -> SparkSession:
         return session_of(f"lockstep archive of {config.pipeline}", config, ())
 
-    run = Run(config, NAME, "delta", Archiving(config, spark, until))
+    run = Run(config, ARCHIVE, "delta", Archiving(config, spark, until))
     stopping.is_starting = False
     printer = ProgressPrinter([run], lines)
     run_all([run], stopping.requested, lambda: lines.say(STOPPING))

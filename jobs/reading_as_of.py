@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log import names
-from lockstep.sinks.delta import frontiers as delta_frontiers
+from lockstep.sinks.delta import frontier_rows as delta_frontiers
 from lockstep.sinks.delta import lake as delta_lake
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ LOCKS = {
     "requirements-daemon.lock": [],
     "requirements-followers.lock": ["spark", "redis", "opensearch", "sql"],
     "requirements-dev.lock": [
-        *("local", "spark", "migrations", "redis", "opensearch", "sql", "dev"),
+        *("local", "spark", "migrations", "redis", "opensearch", "sql", "console", "dev"),
     ],
 }
 # Installed in addition to either of the two if the machine has no Java.

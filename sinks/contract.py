@@ -436,9 +436,14 @@ def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0)
     if stored is not None and changes.truncated is None:
         found.add(stored)
     if len(found) > 1:
-        name, key = changes.version.name, ", ".join(changes.version.key)
-        raise ConfigError(
-            f"{name} has another key now ({key}), and the store has rows of the previous one",
-            hint=f"`cdc rebuild NAME --table {name}`: it reads the rows again, by the new key; then"
-            " start the follower",
-        )
+        raise key_changed(changes.version)
+
+
+def key_changed(version: Version) -> ConfigError:
+    """Return the error of a store whose rows have the key of an earlier table version."""
+    name, key = version.name, ", ".join(version.key)
+    return ConfigError(
+        f"{name} has another key now ({key}), and the store has rows of the previous one",
+        hint=f"`cdc rebuild NAME --table {name}`: it reads the rows again, by the new key; then"
+        " start the follower",
+    )

@@ -40,6 +40,8 @@ COMMANDS = {
     "snapshot": "Read tables again while the daemon streams.",
     "table": "Add tables, remove or list them.",
     "status": "Show how far the log is, and what is wrong.",
+    "console": "Show the pipeline in a browser.",
+    "metrics": "Print metrics, alert rules and a dashboard.",
     "token": "Print the LSN up to which the source is written.",
     "wait": "Wait until followers have applied a commit.",
     "tail": "Print events as they arrive in the log.",

@@ -1,7 +1,7 @@
 """Write the reference pages from the code: `python -m cdc.cli.reference`.
 
-docs/CLI.md is every command's own help, docs/CONFIG.md the configuration's model. A test compares
-both with the files, so that neither becomes outdated.
+docs/CLI.md is every command's own help, docs/CONFIG.md the configuration's model, docs/METRICS.md
+and two files of compose/ what is exported. A test compares them, so that none becomes outdated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from cdc.config.schema import ROOT, FieldPath, Schema, variable_of
 from cdc.config.tables import Mask
 from cdc.config.template import render
 from cdc.errors import Exit
+from cdc.operate import alerts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -219,16 +220,22 @@ def _row(at: FieldPath, field: Schema, takes: str, meaning: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by their name in docs/."""
+    """Return the pages, and the files made from the metrics, by their path."""
     owned = ", ".join(f"`{name}`" for name in sorted(OWNED_KAFKA_SETTINGS))
-    return {"CLI.md": cli_page(), "CONFIG.md": config_page().replace("OWNED", owned)}
+    return {
+        "docs/CLI.md": cli_page(),
+        "docs/CONFIG.md": config_page().replace("OWNED", owned),
+        "docs/METRICS.md": alerts.page(),
+        "compose/prometheus-rules.yaml": alerts.rules(),
+        "compose/grafana-dashboard.json": alerts.dashboard(),
+    }
 
 
 def main() -> None:
-    """Write the pages into docs/ of the current folder."""
+    """Write the pages below the current folder."""
     for name, text in pages().items():
-        Path("docs", name).write_text(text, encoding="utf-8")
-        click.echo(f"wrote docs/{name}")
+        Path(name).write_text(text, encoding="utf-8")
+        click.echo(f"wrote {name}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 # By command: the exit code of one that was stopped before it started.
-_CODES: Final = {"run": 0, "tail": 0}
+_CODES: Final = {"run": 0, "tail": 0, "console": 0}
 _PROGRAMS: Final = {"cdc", "main.py"}
 
 

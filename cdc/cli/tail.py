@@ -57,7 +57,7 @@ def tail(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     left = limit
-    idle = _Idle(config)
+    idle = IdleLine(config)
     line = _json if as_json else _line
     batches = follow(config, _patterns(tables), from_beginning=from_beginning)
     try:
@@ -81,7 +81,7 @@ def tail(
         next_step("cdc status shows how far the log is")
 
 
-class _Idle:
+class IdleLine:
     """Reports on stderr that nothing arrives, and where the log ends: silence could be a fault."""
 
     def __init__(self, config: Config) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # The interval at which a wait reports what it waits for.
-_REPORT_SECONDS: Final = 3.0
+REPORT_SECONDS: Final = 3.0
 
 
 @click.command(
@@ -96,7 +96,7 @@ def _wait_with_reports(
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
-            return client.wait(given, names, min(left, _REPORT_SECONDS))
+            return client.wait(given, names, min(left, REPORT_SECONDS))
         except LagError as error:
             late = cast("tuple[FollowerLag, ...]", error.lagging)
             reads = daemon_streams(config)

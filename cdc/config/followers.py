@@ -50,8 +50,8 @@ class DeltaFollower(Section, frozen=True, kw_only=True):
         Literal["auto", "delta-rs", "vectors", "spark"],
         Meta(
             description="How batches are applied: merged by delta-rs, by deletion vectors with the "
-            "keys in memory, or merged by Spark. `auto`: delta-rs up to 16 MB, Spark above "
-            "`spark_above_bytes`, vectors between."
+            "keys in memory, or merged by Spark. `auto`: a table is rewritten up to 1 MB, merged "
+            "by Spark above `spark_above_bytes`, and gets deletion vectors between."
         ),
     ] = "auto"
     spark_above_bytes: Annotated[

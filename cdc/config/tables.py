@@ -103,6 +103,11 @@ class TableRule(Section, frozen=True, kw_only=True):
         ),
     ] = None
 
+    @property
+    def hides(self) -> bool:
+        """Whether it may hide a column."""
+        return bool(self.columns is not None or self.exclude or self.mask)
+
 
 def complaints(rules: Mapping[str, TableRule | None]) -> Iterator[Complaint]:
     """Yield what is wrong with rules of the right types; None is already reported."""

@@ -209,7 +209,7 @@ class Pipeline:
         """Carry changes until asked to stop; then finish what was read and return."""
         while not self.process.stopping:
             received = self._receive()
-            self._poll_commits()
+            self.poll_commits()
             self._publish(idle=received < timing.BACKLOG_BYTES)
             self._tick()
             self.incremental.tick(self.position.end_lsn)
@@ -269,7 +269,7 @@ class Pipeline:
 
     def _full(self) -> None:
         """Publish a batch of full size, although more has arrived."""
-        self._poll_commits()
+        self.poll_commits()
         self._publish(idle=False)
 
     def _reading_must_wait(self) -> bool:
@@ -293,7 +293,7 @@ class Pipeline:
                 self._hand_over()
                 failpoints.reach("after_produce")
             if due:
-                self._commit_batch()
+                self.commit_batch()
         elif idle and not sequencer.in_transaction and not self.producers.in_flight:
             self._when_idle()
 
@@ -352,7 +352,7 @@ class Pipeline:
         if self.position.open:
             # Only its own end closes a transaction that was split: a keepalive inside it does not.
             if not self.sequencer.last_change.open:
-                self._commit_batch()
+                self.commit_batch()
             return
         now = time.monotonic()
         # Everything up to the keepalive's WAL end was sent, and none of it is waiting here.
@@ -365,15 +365,15 @@ class Pipeline:
             # to hold everything up to there.
             self.run_blocking(self.tables.check_publication)
             self.sequencer.reach(reached)
-            self._commit_batch(reached)
+            self.commit_batch(reached)
         elif self.incremental.waiting:
-            self._commit_batch()
+            self.commit_batch()
         elif self.frontiers.due and now - self.moved_at >= timing.FRONTIER_SECONDS:
             failpoints.reach("before_frontier")
-            self._commit_batch()
+            self.commit_batch()
         self.stream.reply_requested = False
 
-    def _commit_batch(self, idle_lsn: LSN | None = None) -> None:
+    def commit_batch(self, idle_lsn: LSN | None = None) -> None:
         """Close the batch with its records and start the commit."""
         config, sequencer = self.config, self.sequencer
         self._begin(due=True)
@@ -411,7 +411,7 @@ class Pipeline:
             position, contents, self.batch_began_at if contents.events else self.batch_ended_at
         )
 
-    def _poll_commits(self) -> None:
+    def poll_commits(self) -> None:
         """Poll for acknowledged batches and for commits that have ended; confirm the latter."""
         for batch in self.producers.acknowledged():
             # Any later batch commits after this one, so its records may refer to this one's.
@@ -477,7 +477,7 @@ class Pipeline:
         self.intake.end()
         sequencer = self.sequencer
         while time.monotonic() < began_at + timing.STOP_SECONDS:
-            self._poll_commits()
+            self.poll_commits()
             finishing = self._finishing_transaction(began_at + timing.STOP_READING_SECONDS)
             if finishing:
                 self.intake.take()
@@ -485,9 +485,9 @@ class Pipeline:
                 if sequencer.events or (self.position.open and not sequencer.last_change.open):
                     self._begin(due=True)
                     self._hand_over()
-                    self._commit_batch()
+                    self.commit_batch()
                 elif self.frontiers.due:
-                    self._commit_batch()
+                    self.commit_batch()
                 else:
                     break
             self._tick()

@@ -149,9 +149,10 @@ class Daemon(ProcessState):
                 "starting over",
                 extra={"fields": {"error": error.what, "hint": error.hint, "in_seconds": seconds}},
             )
-        self._sleep(seconds * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
+        self.pause(seconds * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
 
-    def _sleep(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
+        """Wait, and show that the process lives; return earlier when it must stop."""
         poll = select.poll()
         poll.register(self.worker.wake_fd, select.POLLIN)
         deadline = time.monotonic() + seconds

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from cdc.encode.ddl_literals import without_literals
 from cdc.events import LSN
 from cdc.log import names
 
@@ -53,7 +54,7 @@ class DDLRecord(DDLMessage, frozen=True, kw_only=True):
     committed_at_us: int
 
 
-def record(
+def record(  # noqa: PLR0913 - its fields
     topic_prefix: str,
     content: bytes,
     *,
@@ -63,15 +64,19 @@ def record(
     seq: int,
     committed_at_us: int,
     tx_id: int | None,
+    literals: bool = True,
 ) -> tuple[str, bytes, bytes] | None:
     """Return topic, key and value; None if an event trigger of ours did not write `content`.
 
-    `ordinal` and `seq` are those of the last change before it.
+    `ordinal` and `seq` are those of the last change before it. Without `literals` the statement
+    has none: they may be values that the configuration hides.
     """
     try:
         sent = msgspec.json.decode(content.decode("utf-8", "replace"), type=DDLMessage)
     except msgspec.MsgspecError:
         return None
+    if not literals and sent.statement is not None:
+        sent = msgspec.structs.replace(sent, statement=without_literals(sent.statement))
     made = DDLRecord(
         **msgspec.structs.asdict(sent),
         lsn=str(lsn),

@@ -43,7 +43,7 @@ UNKNOWN: Final = frozenset(
 )
 _TIMEOUT_SECONDS: Final = 15.0
 # Between the two answers: a broker that has just started has caught up by then.
-_AGAIN_SECONDS: Final = 1.0
+AGAIN_SECONDS: Final = 1.0
 _OPEN_SECONDS: Final = 0.05  # between two looks at an open transaction
 
 
@@ -63,7 +63,7 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
     """
     missing = set(asked) - named(config, asked)
     if missing:
-        pause(_AGAIN_SECONDS)
+        pause(AGAIN_SECONDS)
         missing -= listed(config)
     return missing
 

@@ -14,7 +14,7 @@ import time
 from typing import Final, NamedTuple
 
 # A client reconnects at least every second: a failure after this belongs to another outage.
-_QUIET_SECONDS: Final = 15.0
+QUIET_SECONDS: Final = 15.0
 _REMIND_SECONDS: Final = 300.0
 # Brokers of one cluster, and what may be wrong with each; beyond it the oldest are forgotten.
 _MOST: Final = 1_000
@@ -69,7 +69,7 @@ class BrokerLog(logging.Filter):
         """Return how many lines like this were held back before it; None: hold this one too."""
         key = (broker, reason)
         seen = self._seen.pop(key, None)
-        if seen and now - seen.last_at < _QUIET_SECONDS and now - seen.first_at < _REMIND_SECONDS:
+        if seen and now - seen.last_at < QUIET_SECONDS and now - seen.first_at < _REMIND_SECONDS:
             self._seen[key] = seen._replace(last_at=now, held=seen.held + 1)
             return None
         self._seen[key] = _Seen(now, now, 0)
@@ -79,7 +79,7 @@ class BrokerLog(logging.Filter):
 
     def failures(self) -> str:
         """Return why brokers did not answer lately: `host:port: Connection refused`; or ""."""
-        lately = time.monotonic() - _QUIET_SECONDS
+        lately = time.monotonic() - QUIET_SECONDS
         with self._lock:
             found = [f"{b}: {reason}" for b, (reason, at) in self._failures.items() if at > lately]
         return "; ".join(found[:5])

@@ -99,11 +99,11 @@ class ProducerPool:
         """
         self._config, self._seconds = config, seconds
         self._sends_small = sends_small(config.log)
-        self._producers = [
+        self.producers = [
             PooledProducer(Publisher(config, number, transaction_seconds=seconds), worker)
             for number, worker in enumerate(workers)
         ]
-        self._idle = deque(self._producers)  # the first is the current one
+        self._idle = deque(self.producers)  # the first is the current one
         self.in_flight: deque[InFlight] = deque()
         self._acknowledged = 0  # how many of those in flight, from the first
 
@@ -140,7 +140,7 @@ class ProducerPool:
         """Whether the next batch may be sent: `acknowledged` has yielded all that were."""
         # Not `flushed.done()`: it may come true at any moment, and a frontier record must not be
         # written while the ends of a batch that it counts have not been taken.
-        return self._acknowledged == len(self.in_flight) < len(self._producers)
+        return self._acknowledged == len(self.in_flight) < len(self.producers)
 
     @property
     def has_results(self) -> bool:
@@ -157,7 +157,7 @@ class ProducerPool:
 
     def open(self) -> None:
         """Fence every older writer, those of small batches too even if unused now. Blocks."""
-        for producer in self._producers:
+        for producer in self.producers:
             producer.large.open()
         if self._config.log.direct == "off" or not self._open_direct():
             for name in DIRECT:
@@ -180,7 +180,7 @@ class ProducerPool:
                 extra={"fields": {"reason": str(why)}},
             )
             return False
-        for producer, publisher in zip(self._producers, made, strict=True):
+        for producer, publisher in zip(self.producers, made, strict=True):
             producer.direct = publisher
         which = "small, wide" if self._sends_small else "wide"
         log.info("batches are written directly", extra={"fields": {"batches": which}})
@@ -239,7 +239,7 @@ class ProducerPool:
 
     def abandon(self) -> None:
         """Stop retrying commits in flight: their session is over."""
-        for producer in self._producers:
+        for producer in self.producers:
             producer.large.abandon()
             if producer.direct:
                 producer.direct.abandon()

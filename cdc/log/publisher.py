@@ -86,14 +86,14 @@ class Publisher:
             "socket.nagle.disable": True,
         }
         with translated("creating a producer"):
-            self._producer = Producer(settings(config, **ours))
+            self.producer = Producer(settings(config, **ours))
 
     def open(self) -> None:
         """Fence every older writer of this pipeline and end its open transaction. Blocks."""
         deadline = time.monotonic() + _OPEN_TIMEOUT_SECONDS
         while True:
             try:
-                self._producer.init_transactions(max(1.0, deadline - time.monotonic()))
+                self.producer.init_transactions(max(1.0, deadline - time.monotonic()))
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise translate(error.args[0], "fencing older writers") from error
@@ -104,7 +104,7 @@ class Publisher:
         """Begin a transaction if none is open."""
         if not self.started:
             with translated("beginning a Kafka transaction"):
-                self._producer.begin_transaction()
+                self.producer.begin_transaction()
             self.started = True
 
     def produce(self, batch: Batch) -> None:
@@ -114,7 +114,7 @@ class Publisher:
             self._hand_over(partition, self._delivered)
         batch.handed_over()
         with translated("producing"):
-            self._producer.poll(0)
+            self.producer.poll(0)
 
     def send_letters(self, batch: Batch) -> None:
         """Send the batch's dead letters, each record when there is room for it. Blocks.
@@ -135,17 +135,17 @@ class Publisher:
             self._unacknowledged_bytes -= size
 
         with translated(f"producing to {partition.topic}"):
-            self._producer.produce(partition.topic, value, key, partition.number, on_delivery=taken)
+            self.producer.produce(partition.topic, value, key, partition.number, on_delivery=taken)
         self._unacknowledged_bytes += size
         self._wait_for_room("sending a dead letter")
 
     def _wait_for_room(self, doing: str) -> None:
         """Wait until at most `IN_FLIGHT_BYTES` are not acknowledged."""
         with translated("producing"):
-            self._producer.poll(0)
+            self.producer.poll(0)
             left, moved_at = self._unacknowledged_bytes, time.monotonic()
             while self._unacknowledged_bytes > IN_FLIGHT_BYTES:
-                self._producer.poll(_POLL_SECONDS)
+                self.producer.poll(_POLL_SECONDS)
                 if self._failed:
                     raise translate(self._why(self._failed), doing)
                 if self._unacknowledged_bytes < left:
@@ -163,7 +163,7 @@ class Publisher:
         messages[-1]["callback"] = taken
         with translated(f"producing to {partition.topic}"):
             try:
-                queued = self._producer.produce_batch(partition.topic, messages, partition.number)
+                queued = self.producer.produce_batch(partition.topic, messages, partition.number)
             except BufferError as error:
                 raise ConfigError(
                     "the producer's queue is full within one batch",
@@ -177,12 +177,12 @@ class Publisher:
         """Hand over one record of our own, to partition 0; without a value it is a tombstone."""
         self.begin()
         with translated(f"producing to {topic}"):
-            self._producer.produce(topic, value, key, 0, on_delivery=self._delivered)
+            self.producer.produce(topic, value, key, 0, on_delivery=self._delivered)
 
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise if some can't be. Blocks."""
         with translated("sending a batch"):
-            while self._producer.flush(_COMMIT_TRY_SECONDS):
+            while self.producer.flush(_COMMIT_TRY_SECONDS):
                 if self._abandoned:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
         if self._failed:
@@ -192,7 +192,7 @@ class Publisher:
         """Return the cause: a failed transaction only purges its messages, its commit raises it."""
         if failed.code() in _PURGED:
             try:
-                self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
+                self.producer.commit_transaction(_COMMIT_TRY_SECONDS)
             except (KafkaException, SystemError) as error:
                 return thrown(error)
         return failed
@@ -206,7 +206,7 @@ class Publisher:
         """Commit, however long it takes. Blocks. Raises the error that ends this publisher."""
         while True:
             try:
-                self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
+                self.producer.commit_transaction(_COMMIT_TRY_SECONDS)
             except (KafkaException, SystemError) as error:
                 reason = thrown(error)
                 if reason.retriable() and not self._abandoned:
@@ -226,8 +226,8 @@ class Publisher:
         try:
             # Without the flush librdkafka may send the abort ahead of messages in flight, and the
             # broker answers with a fatal INVALID_TXN_STATE.
-            self._producer.flush(_COMMIT_TRY_SECONDS)
-            self._producer.abort_transaction(_COMMIT_TRY_SECONDS)
+            self.producer.flush(_COMMIT_TRY_SECONDS)
+            self.producer.abort_transaction(_COMMIT_TRY_SECONDS)
         except (KafkaException, SystemError):
             return  # the next writer's `open` ends it
 

@@ -43,6 +43,20 @@ class Arrived(NamedTuple):
     event: dict[str, Any]
 
 
+class Arrivals(NamedTuple):
+    """What arrived in one topic during one read."""
+
+    events: int
+    published_ms: int  # the newest
+
+
+class Sample(NamedTuple):
+    """What arrived during one read: all of it counted by topic, and some of it decoded."""
+
+    topics: dict[str, Arrivals]
+    arrived: list[Arrived]
+
+
 def tail(
     config: Config, patterns: Sequence[TablePattern], *, from_beginning: bool
 ) -> Generator[list[Arrived]]:
@@ -51,6 +65,42 @@ def tail(
     Without patterns: all tables, and logical messages. Tombstones are left out: they repeat their
     delete.
     """
+    with closing(_follow(config, patterns, from_beginning=from_beginning)) as batches:
+        for messages in batches:
+            yield _decoded(messages)
+
+
+def sample(config: Config, most_per_second: int) -> Generator[Sample]:
+    """Count what arrives from now on, and decode at most so many events of it a second.
+
+    Each table has an equal share of them, so that a busy one does not hide the others.
+    """
+    budget, at = float(most_per_second), time.monotonic()
+    with closing(_follow(config, (), from_beginning=False)) as batches:
+        for messages in batches:
+            now = time.monotonic()
+            budget = min(most_per_second, budget + (now - at) * most_per_second)
+            at = now
+            by_topic: dict[str, list[Message]] = {}
+            for each in messages:
+                by_topic.setdefault(str(each.topic()), []).append(each)
+            share = max(1, int(budget) // max(1, len(by_topic)))
+            chosen = [each for found in by_topic.values() for each in found[-share:]]
+            chosen = chosen[: int(budget)]
+            budget -= len(chosen)
+            yield Sample(
+                {
+                    topic: Arrivals(len(found), max(each.timestamp()[1] for each in found))
+                    for topic, found in by_topic.items()
+                },
+                _decoded(chosen),
+            )
+
+
+def _follow(
+    config: Config, patterns: Sequence[TablePattern], *, from_beginning: bool
+) -> Generator[list[Message]]:
+    """Yield the records that arrive, without tombstones; an empty list now and then."""
     reach(config)
     admin = topics.admin(config)
     # A topic that is created meanwhile is read from its beginning.
@@ -64,8 +114,11 @@ def tail(
                 start = BEGINNING
                 look_at = time.monotonic() + _LOOK_SECONDS
             messages = consumer.arrivals(_GATHER_SECONDS, gather=True)
-            arrived = [_arrived(each) for each in messages if each.value() is not None]
-            yield sorted(arrived, key=lambda each: each.event["source"]["seq"])
+            yield [each for each in messages if each.value() is not None]
+
+
+def _decoded(messages: list[Message]) -> list[Arrived]:
+    return sorted(map(_arrived, messages), key=lambda each: each.event["source"]["seq"])
 
 
 def _matching(

@@ -1,4 +1,4 @@
-"""How far followers are, by their reports and the log, whether or not their jobs run.
+"""How far followers and the archive are, by their reports and the log, whether or not they run.
 
 `cdc status` reads this once; the daemon does so every few seconds, on a thread of its own, and
 shows the result in /readyz and /metrics. A follower's failure does not affect the daemon: it stays
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.operate.followers")
 
+ARCHIVE: Final = "archive"  # under which the archive's job reports; no follower has this name
 # The states in addition to those that a job reports.
 NEW: Final = "new"  # has never reported
 NOT_RUNNING: Final = "not_running"  # has reported nothing recently, and not that it stops
@@ -40,6 +41,8 @@ LATE_SECONDS: Final = 60.0
 # A follower that has applied nothing for this long, though there is something to apply, has failed:
 # a store is up again sooner, and only a huge batch takes longer.
 STALLED_SECONDS: Final = 180.0
+RUN_ARCHIVE: Final = "cdc archive run"
+NEW_ARCHIVE: Final = "set archive.path to another place and start a new archive; keep the old one"
 
 
 class FollowerStatus(NamedTuple):
@@ -59,6 +62,10 @@ class FollowerStatus(NamedTuple):
             return NEW
         over = self.record.state in {"halted", "stopped"}
         return self.record.state if over or self.record.runs else NOT_RUNNING
+
+    @property
+    def is_archive(self) -> bool:
+        return self.name == ARCHIVE
 
     @property
     def lag_bytes(self) -> int | None:
@@ -130,7 +137,7 @@ def _plain(value: object) -> object:
 
 
 class FollowersReader:
-    """Reads the state of a configuration's followers; connections stay open until `close`."""
+    """Reads the state of a configuration's followers, and of its archive, until `close`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -145,7 +152,7 @@ class FollowersReader:
     def read(self, wal_end: LSN | None) -> list[FollowerStatus]:
         newest = self._readings.refresh()
         found = []
-        for name in self._config.followers:
+        for name in _reporting(self._config):
             record = newest.get(name)
             unapplied = self._unapplied.unapplied(record.place) if record else None
             reached = self._readings.reached_at_us.get(name)
@@ -158,12 +165,18 @@ class FollowersReader:
         self._unapplied.close()
 
 
+def _reporting(config: Config) -> list[str]:
+    """Return the names under which reports are expected."""
+    return [*config.followers, *([ARCHIVE] if config.archive.path is not None else [])]
+
+
 def judge(config: Config, statuses: list[FollowerStatus]) -> Iterator[Cause]:
     """Yield what is wrong with followers, or will be; nothing for those that keep up."""
     for each in statuses:
         if each.unapplied is not None and each.unapplied.forgotten:
             what = f"the log no longer holds what {each.name} has not applied"
-            yield _cause(each, what, f"cdc rebuild {each.name}", Exit.CONFIG)
+            remedy = f"cdc rebuild {each.name}"
+            yield _cause(each, what, NEW_ARCHIVE if each.is_archive else remedy, Exit.CONFIG)
         found = _trouble(config, each)
         if found is not None:
             yield _cause(each, *found, _since(each))
@@ -174,7 +187,8 @@ def _cause(
 ) -> Cause:
     """Return the cause; with exit code 0 it may pass by itself."""
     level = Level.FAILED if code else Level.DEGRADED
-    return Cause(level, "follower", what, remedy, since, code or Exit.FAILED, each.name)
+    about = "archive" if each.is_archive else "follower"
+    return Cause(level, about, what, remedy, since, code or Exit.FAILED, each.name)
 
 
 def _since(each: FollowerStatus) -> float | None:
@@ -189,7 +203,7 @@ def _since(each: FollowerStatus) -> float | None:
 def _trouble(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
     """Return the most serious thing that keeps a follower from applying what the log has."""
     record, name = each.record, each.name
-    run = f"cdc follow --followers {name}"
+    run = RUN_ARCHIVE if each.is_archive else f"cdc follow --followers {name}"
     if record is None:
         return f"{name} has never run", run, Exit.FAILED
     if each.state == "halted":
@@ -203,7 +217,8 @@ def _trouble(config: Config, each: FollowerStatus) -> tuple[str, str, int] | Non
         if seconds > STALLED_SECONDS + _waits(config, name):
             return f"{what}, for {duration(seconds)}", record.hint, Exit.FAILED
         return what, record.hint, Exit.OK
-    return _lateness(config, each) or _silence(config, each)
+    # The archive applies every record alike, and reports no canaries: its lag includes them.
+    return _lateness(config, each) or (None if each.is_archive else _silence(config, each))
 
 
 def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
@@ -219,9 +234,10 @@ def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | No
             f"{each.name} has applied nothing for {duration(stalled)}, and its job has just started"
         )
         return what, "check that its frontier moves", Exit.OK
-    mirror = config.followers[each.name].mirror
+    follower = config.followers.get(each.name)
     hint = "see its job's log, and whether Spark has executors for a large batch"
-    hint = f"it reads its mirror: see {mirror}; then its job's log" if mirror else hint
+    if follower is not None and follower.mirror:
+        hint = f"it reads its mirror: see {follower.mirror}; then its job's log"
     code = Exit.FAILED if stalled > STALLED_SECONDS + waits else Exit.OK
     return f"{each.name} has applied nothing for {duration(stalled)}, and {since}", hint, code
 
@@ -239,6 +255,8 @@ def _silence(config: Config, each: FollowerStatus) -> tuple[str, str, int] | Non
 
 def _waits(config: Config, name: str) -> float:
     """Return how long a follower may wait by its settings, including its mirror's."""
+    if name == ARCHIVE:
+        return 2 * config.archive.every_seconds
     follower = config.followers[name]
     mirror = config.followers.get(follower.mirror or "")
     return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
@@ -247,8 +265,7 @@ def _waits(config: Config, name: str) -> float:
 class FollowersMonitor:
     """Reads until `close`; `statuses` is the newest result.
 
-    It also runs where the configuration names no followers: some may be added while this process
-    runs.
+    It also runs where the configuration names none: some may be added while this process runs.
     """
 
     def __init__(self, config: Config, wal_end: Callable[[], LSN | None]) -> None:
@@ -266,15 +283,16 @@ class FollowersMonitor:
 
     def _run(self) -> None:
         reader, logged = FollowersReader(self._config), False
+        expected = _reporting(self._config)
         while not self._over.is_set():
             try:
                 self.statuses = reader.read(self._wal_end())
                 self.any_running, logged = reader.any_running, False
             except CDCError as error:
                 # The last result stays, and gets older.
-                if not logged and self._config.followers:
+                if not logged and expected:
                     fields = {"error": error.what, "hint": error.hint}
                     log.warning("cannot read the followers' reports", extra={"fields": fields})
                 logged = True
-            self._over.wait(REPORT_SECONDS if self._config.followers else SILENT_SECONDS)
+            self._over.wait(REPORT_SECONDS if expected else SILENT_SECONDS)
         reader.close()

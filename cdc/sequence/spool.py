@@ -164,7 +164,7 @@ class Spool:
         self._lock = -1
         self._directory = directory
         try:
-            self._private = self._take()
+            self.folder = self._take()  # this process's own, with a file for each large one
         except OSError as error:
             if error.errno in _PASSING:
                 raise self._error(os.strerror(error.errno)) from error
@@ -173,6 +173,11 @@ class Spool:
                 hint="name another in source.spool_dir, on a disk with room for the largest"
                 " transactions",
             ) from error
+
+    @property
+    def open_xids(self) -> list[int]:
+        """The transactions that it holds bytes of."""
+        return list(self._open)
 
     def size(self, xid: int) -> int:
         """Return how many bytes of the transaction there are."""
@@ -232,7 +237,7 @@ class Spool:
         self.memory_bytes = 0
         self._open.clear()
         if self._lock >= 0:
-            shutil.rmtree(self._private, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 
@@ -291,7 +296,7 @@ class Spool:
             transaction.marks.pop()
 
     def _path(self, xid: int) -> Path:
-        return self._private / str(xid)
+        return self.folder / str(xid)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

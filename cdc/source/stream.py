@@ -37,13 +37,13 @@ _COPY_BOTH, _COPY_DONE, _ERROR, _NOTICE = b"WcEN"
 # What the server may send at any time, or after the end of a copy; not used here.
 _IGNORED: Final = frozenset(b"SCZA")
 # How long the server may take to answer the command that starts the stream.
-_START_SECONDS: Final = 60.0
+START_SECONDS: Final = 60.0
 # The walsender's default timeout is 60 s; feedback every ten seconds is enough for it.
 _FEEDBACK_SECONDS: Final = 10.0
 # Where the server sets no timeout; its own default.
 _SILENCE_SECONDS: Final = 60.0
 # Nothing was read for this long: more than the time between two reads of a busy loop.
-_UNREAD_SECONDS: Final = 0.25
+UNREAD_SECONDS: Final = 0.25
 
 # The protocol version that each kind of streaming needs.
 _PROTOCOLS: Final[dict[Streaming, int]] = {"off": 1, "on": 2, "parallel": 4}
@@ -153,7 +153,7 @@ class Stream:
                 self._message(chunk[:end])
             if came := self._wire.read():
                 self._buffer.add(came)
-            elif not poll.poll(_START_SECONDS * 1_000):
+            elif not poll.poll(START_SECONDS * 1_000):
                 raise psycopg.OperationalError("the server does not answer START_REPLICATION")
 
     def read(self) -> bytes:
@@ -208,7 +208,7 @@ class Stream:
         """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
         if not for_frames:
             self._received_at = time.monotonic()  # silence counts only while we read
-            if self._received_at - self._read_at > _UNREAD_SECONDS:
+            if self._received_at - self._read_at > UNREAD_SECONDS:
                 self._wire.make_room()
         (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
 

@@ -12,9 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
-from cdc.errors import ConfigError
 from lockstep.jobs.cuts.reduce import decode_row
-from lockstep.sinks.contract import Alterable, Change, Changes, Generations
+from lockstep.sinks.contract import Alterable, Change, Changes, Generations, key_changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,9 +58,4 @@ def _expect_same_key(altered: Altered) -> None:
     """Raise ConfigError if a column of the key has another name: rows are found by it."""
     version = altered.version
     if version.key and altered.before.key and altered.renamed(altered.before.key) != version.key:
-        raise ConfigError(
-            f"{version.name} has another key now ({', '.join(version.key)}), and the store has rows"
-            " of the previous one",
-            hint=f"`cdc rebuild NAME --table {version.name}`: it reads the rows again, by the new"
-            " key; then start the follower",
-        )
+        raise key_changed(version)

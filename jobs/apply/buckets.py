@@ -22,19 +22,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
-from pyspark.sql.udf import UserDefinedFunction
-from pyspark.util import PythonEvalType
 
 from cdc.log.dead_letters import DeadLetterAssembler
 from lockstep.jobs.cuts.by_key import by_key
 from lockstep.jobs.cuts.pieces import pieces
 from lockstep.jobs.cuts.reduce import parsed
+from lockstep.jobs.spark.map_in_arrow import in_arrow
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import buckets
 from lockstep.sinks.delta.buckets import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from lockstep.jobs.cuts.reduce import Bounds
     from lockstep.sinks.contract import Version
@@ -46,7 +45,7 @@ _TASK_BYTES: Final = 256 << 20
 # The events of a table with fewer go to one task: small files are slow to read.
 _SPREAD_BYTES: Final = 8 << 20
 # How many events are reduced at a time. Four times as many take 150 MB more, and as much CPU time.
-_PIECE_EVENTS: Final = 5_000
+PIECE_EVENTS: Final = 5_000
 _MARK: Final = '"dead":{"id":'
 _PIECES: Final = "place string, path string, rows long, data binary"
 _ACTIONS: Final = "place string, action binary"
@@ -119,18 +118,6 @@ def _with_letters(events: DataFrame, letters: DataFrame) -> DataFrame:
     return pointed.join(by_id, "id", "left")
 
 
-def in_arrow(
-    frame: DataFrame,
-    do: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: str,
-) -> DataFrame:
-    """Return `frame.mapInArrow(do, schema)`, which requires pandas and does not use it."""
-    function = UserDefinedFunction(do, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    column = function(*(frame[name] for name in frame.columns))
-    found = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: FBT003, SLF001 - as pyspark's own
-    return DataFrame(found, frame.sparkSession)
-
-
 def _written(
     shares: Mapping[str, TableShare], bounds: Bounds, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -158,7 +145,7 @@ def written(
     share: TableShare, bounds: Bounds, records: Iterable[tuple[bytes | None, bytes | None]]
 ) -> Iterator[Piece]:
     """Write some keys of a table; `records` are their events, sorted by key and seq."""
-    changes = by_key(pieces(records, most=_PIECE_EVENTS), bounds)
+    changes = by_key(pieces(records, most=PIECE_EVENTS), bounds)
     versions = tuple(share.versions[each] for each in sorted(share.versions))
     return buckets.written(share.target, (Changes(versions, each) for each in changes))
 

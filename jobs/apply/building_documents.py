@@ -20,8 +20,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from lockstep.jobs.apply.buckets import in_arrow
 from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.spark.map_in_arrow import in_arrow
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.documents import documents
 

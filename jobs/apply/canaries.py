@@ -35,13 +35,13 @@ def newest(config: Config, records: Mapping[Partition, Records]) -> int | None:
     key = b'{"prefix":"%b"}' % CANARY.encode()
     for at in range(len(found.keys) - 1, -1, -1):
         if found.keys[at] == key:
-            sent = _sent(found.values[at])
+            sent = sent_at(found.values[at])
             if sent is not None:
                 return sent
     return None
 
 
-def _sent(value: bytes | None) -> int | None:
+def sent_at(value: bytes | None) -> int | None:
     """Return when a canary was sent; None if it is no canary or its time is in the future."""
     try:
         event: Any = msgspec.json.decode(value or b"null")

@@ -3,12 +3,17 @@
 Deletion vectors, so that no file is rewritten for a few rows; the condition has the touched keys as
 literals, so that Delta skips files without any of them. A MERGE takes seconds, even for few rows.
 
+It also writes the mirrors whose features only delta-spark supports, whatever their size.
+
 The result is the same as with the other appliers (`sinks.delta.merge`, `sinks.delta.vectors`).
 """
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from datetime import date
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -19,6 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql.types import StructType
 
 from cdc.errors import (
     UnavailableError,
@@ -26,13 +32,14 @@ from cdc.errors import (
 )
 from lockstep.jobs.spark.session import SparkEndedError, has_ended, with_jars
 from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import features as delta_features
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.merge import IS_DELETE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
     from pyspark.sql import Column
@@ -50,6 +57,10 @@ _MERGE: Final = {
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
 }
+# The conditions of errors that no attempt can avoid.
+_UNSUPPORTED: Final = re.compile(
+    r"DELTA_(UNSUPPORTED|FEATURE|INVALID_PROTOCOL|CANNOT_MODIFY_APPEND)"
+)
 _TXN: Final = "spark.databricks.delta.write.txn"
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
@@ -62,35 +73,53 @@ class SparkMerge:
 
     def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
         """Apply the work in one commit."""
-        files = delta_actions.Files(table.table_uri, self._storage)
-        with delta_lake.translated(table.table_uri):
-            if enabling := delta_actions.enabling(table):
-                about = commit._replace(upto=None)
-                delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
-        # A new session, so that these settings apply to one commit only and to no other thread.
-        spark = (SparkSession.getActiveSession() or with_jars("delta")).newSession()
-        settings = _MERGE | {
-            f"{_TXN}AppId": commit.app,
-            f"{_TXN}Version": str(commit.upto),
-            _USER_METADATA: delta_layout.metadata(**commit.facts),
-        }
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        try:
-            self._merge(spark, table.table_uri, work)
-        except DeltaConcurrentModificationException as error:
-            raise delta_lake.ConflictError(
-                f"{table.table_uri}: another commit was first"
-            ) from error
-        except (PySparkException, Py4JError, ConnectionError) as error:
-            if has_ended(error):
-                raise SparkEndedError from error
-            raise UnavailableError(
-                f"{table.table_uri}: {gist(error)}",
-                hint="the follower tries again; Spark's own log has the complete error",
-            ) from error
-        with delta_lake.translated(table.table_uri):
-            table.update_incremental()
+        if delta_actions.is_plain(table):
+            files = delta_actions.Files(table.table_uri, self._storage)
+            with delta_lake.translated(table.table_uri):
+                if enabling := delta_actions.enabling(table):
+                    about = commit._replace(upto=None)
+                    delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
+        transaction = {f"{_TXN}AppId": commit.app, f"{_TXN}Version": str(commit.upto)}
+        with _writing(table, commit.facts, transaction) as spark:
+            if work.truncated is None:
+                self._merge(spark, _uri(table), work)
+            else:
+                rows = work.batch.rows.filter(pc.invert(work.batch.deleted))
+                frame = spark.createDataFrame(rows)
+                frame.write.format("delta").mode("overwrite").save(_uri(table))
+
+    def alter(
+        self,
+        table: DeltaTable,
+        facts: Mapping[str, object],
+        *,
+        columns: Sequence[Mapping[str, object]] = (),
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Add columns, as a schema has them in JSON, or set properties."""
+        kinds = StructType.fromJson({"fields": list(columns)})
+        added = ", ".join(f"{_name(each.name)} {each.dataType.simpleString()}" for each in kinds)
+        values = ", ".join(f"{_text(name)} = {_text(each)}" for name, each in properties.items())
+        with _writing(table, facts) as spark:
+            if added:
+                spark.sql(f"ALTER TABLE delta.{_name(_uri(table))} ADD COLUMNS ({added})")
+            if values:
+                spark.sql(f"ALTER TABLE delta.{_name(_uri(table))} SET TBLPROPERTIES ({values})")
+
+    def maintain(self, table: DeltaTable, cluster: Sequence[str], hours: int | None) -> None:
+        """Join small files; delete files that were removed so many hours ago, if given."""
+        settings = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}
+        facts = delta_lake.newest_facts(table)
+        with _writing(table, facts, settings) as spark:
+            mirror = SparkTable.forPath(spark, _uri(table))
+            # One that is clustered by its own columns stays so.
+            (detail,) = mirror.detail().collect()
+            if cluster and not detail["clusteringColumns"]:
+                mirror.optimize().executeZOrderBy(*cluster)
+            else:
+                mirror.optimize().executeCompaction()
+            if hours is not None:
+                mirror.vacuum(hours)
 
     @staticmethod
     def _merge(spark: SparkSession, uri: str, work: Work) -> None:
@@ -103,7 +132,7 @@ class SparkMerge:
         set_ = values | {_name(name): _or_stored(name) for name in kept}
         if kept:
             set_[_name(EXACT)] = _exact()
-        merge = SparkTable.forPath(spark, uri.replace("s3://", "s3a://", 1)).alias("t")
+        merge = SparkTable.forPath(spark, uri).alias("t")
         builder = merge.merge(source, _on(work))
         if pc.any(work.batch.deleted).as_py():
             if work.soft:
@@ -115,6 +144,43 @@ class SparkMerge:
                 builder = builder.whenMatchedDelete(newer & _s(IS_DELETE))
         builder = builder.whenMatchedUpdate(newer & is_there, set_)
         builder.whenNotMatchedInsert(is_there, values).execute()
+
+
+@contextmanager
+def _writing(
+    table: DeltaTable, facts: Mapping[str, object], more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[SparkSession]:
+    """Yield a session whose commits have the facts; translate errors, and load what it wrote."""
+    # A new session, so that these settings apply to one commit only and to no other thread.
+    spark = (SparkSession.getActiveSession() or with_jars("delta")).newSession()
+    metadata = {_USER_METADATA: delta_layout.metadata(**facts)}
+    for name, value in (_MERGE | metadata | dict(more)).items():
+        spark.conf.set(name, value)
+    try:
+        yield spark
+    except DeltaConcurrentModificationException as error:
+        raise delta_lake.ConflictError(f"{table.table_uri}: another commit was first") from error
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        if has_ended(error):
+            raise SparkEndedError from error
+        if _UNSUPPORTED.search(str(error)):
+            raise delta_features.refusal(table.table_uri, gist(error)) from error
+        raise UnavailableError(
+            f"{table.table_uri}: {gist(error)}",
+            hint="the follower tries again; Spark's own log has the complete error",
+        ) from error
+    with delta_lake.translated(table.table_uri):
+        table.update_incremental()
+
+
+def _uri(table: DeltaTable) -> str:
+    """Return the table's address as Spark has it."""
+    return table.table_uri.replace("s3://", "s3a://", 1)
+
+
+def _text(value: str) -> str:
+    """Return a text as SQL has it."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _with_marks(work: Work) -> pa.Table:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # Cuts of up to this many events are read, reduced and written in the driver, for the lowest
 # latency.
-_SMALL_EVENTS: Final = 20_000
+SMALL_EVENTS: Final = 20_000
 _SMALL_BYTES: Final = 64 << 20
 _POLL_SECONDS: Final = 0.1
 
@@ -125,7 +125,7 @@ class Batches:
         self._chosen = Chosen(config, follower)
         # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
         # allowed size.
-        self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
+        self._most_events = SMALL_EVENTS if sink.parallel else follower.max_events
         self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
         self._has_measured = False
 
@@ -267,7 +267,7 @@ class Batches:
         seen = size / events
         if not self._has_measured:
             self.event_bytes, self._has_measured = seen, True
-        elif events > _SMALL_EVENTS // 20:
+        elif events > SMALL_EVENTS // 20:
             self.event_bytes = 0.5 * (self.event_bytes + seen)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Seconds between two polls for a new frontier of the mirror.
 _POLL_SECONDS: Final = 0.2
 # Tables of this size, in bytes: a smaller build takes less than the start of a session.
-_EXECUTORS_FROM_BYTES: Final = 16 << 20
+EXECUTORS_FROM_BYTES: Final = 16 << 20
 # How many of the latest messages are searched for the newest canary.
 _CANARY_OFFSETS: Final = 200
 
@@ -128,7 +128,7 @@ def apply(
     above = cut.before.applied.seq if cut.before else 0
     sink.begin(applied.seq, [kind.version for kind in mirror.kinds(applied)], above)
     first = mirror.builds(cut) if spark is not None and sink.parallel else None
-    if spark is not None and first is not None and first[1] >= _EXECUTORS_FROM_BYTES:
+    if spark is not None and first is not None and first[1] >= EXECUTORS_FROM_BYTES:
         from lockstep.jobs.apply import building_documents as building  # noqa: PLC0415 - pyspark takes a second to import
 
         new = building.build(spark(), first[0], sink, first[1])

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 # The size of one of the partitions that events are sorted into: the driver's JVM holds several
 # copies of it.
-_SORTED_BYTES: Final = 16 << 20
+SORTED_BYTES: Final = 16 << 20
 # The size of a batch from the JVM to Python.
 _ARROW_BYTES: Final = 8 << 20
 _ARROW_ROWS: Final = 10_000
@@ -316,7 +316,7 @@ class Large:
         """Yield the events of a part of the cut in pieces, sorted by seq."""
         if not parts:
             return
-        count = 1 + size // _SORTED_BYTES
+        count = 1 + size // SORTED_BYTES
         events = (
             self._read(parts)
             .where("value IS NOT NULL")

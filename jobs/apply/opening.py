@@ -34,7 +34,7 @@ log = logging.getLogger("lockstep.jobs.follow")
 # The numbers of generations that stay as of one LSN are above, so that none is continued.
 AS_OF_ABOVE: Final = 1_000_000
 # Seconds before a store is checked again for something missing, before it counts as lost.
-_SURE_SECONDS: Final = 2.0
+SURE_SECONDS: Final = 2.0
 
 
 def open_store(run: Run, sink: Sink) -> StoreState:
@@ -66,15 +66,16 @@ def _open_twice(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreS
     if isinstance(run.error, TornError):
         raise run.error
     try:
-        return _open_once(run, sink, reported)
+        return open_once(run, sink, reported)
     except StoreLostError as error:
         log.warning("%s: %s; checking again", run.name, error.what)
-        if run.stopping.wait(_SURE_SECONDS):
+        if run.stopping.wait(SURE_SECONDS):
             raise StoppedError from error
-        return _open_once(run, sink, reported)
+        return open_once(run, sink, reported)
 
 
-def _open_once(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreState:
+def open_once(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreState:
+    """Open the store, and return its state; raises `StoreLostError` if it lacks what it had."""
     lsn = _reported_lsn(reported)
     # Checked before the store is opened, because that creates what is missing.
     if reported is not None and lsn and sink.current() is None:

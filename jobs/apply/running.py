@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep.jobs.follow")
 
-_BACKOFF_SECONDS: Final = (0.5, 30.0)
+BACKOFF_SECONDS: Final = (0.5, 30.0)
 # Seconds between retries when a server that accepted us before refuses us.
 _SLOW_SECONDS: Final = 30.0
 # With more lag than this many seconds the follower is catching up.
@@ -135,7 +135,7 @@ class Run:
             self._owner += MARK
             self._standby = Standby(config, name, self._owner, standby_seconds)
         self._gives_way = False
-        self._backoff_seconds = _BACKOFF_SECONDS[0]
+        self._backoff_seconds = BACKOFF_SECONDS[0]
         self._has_applied = False
 
     def run(self) -> Exit:
@@ -143,7 +143,7 @@ class Run:
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
         while self._is_active():
-            error = self._turn()
+            error = self.take_turn()
             if self._gives_way:
                 continue
             if error is None or (self.stopping.is_set() and self._continues_after(error)):
@@ -181,7 +181,7 @@ class Run:
             self.to("starting")
         return not self.stopping.is_set()
 
-    def _turn(self) -> CDCError | None:
+    def take_turn(self) -> CDCError | None:
         """Run a session; return the error that ended it, None if it was asked to stop."""
         try:
             self._session(self)
@@ -214,7 +214,7 @@ class Run:
         """Record that a session has polled its source and found nothing to apply yet."""
         self._expect_no_other()
         if self.state not in {"following", "catching_up"}:
-            self._backoff_seconds = _BACKOFF_SECONDS[0]
+            self._backoff_seconds = BACKOFF_SECONDS[0]
             self.to("following")
 
     def opened_at(self, applied: Applied) -> None:
@@ -227,7 +227,7 @@ class Run:
         """Record a batch that the store has applied, and report it."""
         self.applied = applied
         self._has_applied = True
-        self._backoff_seconds = _BACKOFF_SECONDS[0]
+        self._backoff_seconds = BACKOFF_SECONDS[0]
         self.progress.batch(events, tables, seconds, canary)
         # If nothing writes to the source, only canaries are new.
         newest_us = max(applied.committed_at_us, canary or 0)
@@ -328,7 +328,7 @@ class Run:
     def _wait(self, error: CDCError) -> None:
         """Wait before the next session, with a backoff that grows until a batch is applied."""
         seconds = self._backoff_seconds
-        self._backoff_seconds = min(2 * seconds, _BACKOFF_SECONDS[1])
+        self._backoff_seconds = min(2 * seconds, BACKOFF_SECONDS[1])
         if error.policy is Policy.SLOW:
             seconds = _SLOW_SECONDS
         self.to("rebuilding" if isinstance(error, StoreLostError) else "waiting", error)

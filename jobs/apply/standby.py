@@ -27,7 +27,7 @@ MARK: Final = ":standby"
 _REBUILD: Final = ":rebuild"
 _READ_SECONDS: Final = 5.0
 # So that of several standbys one is the first.
-_JITTER_SECONDS: Final = 1.5
+JITTER_SECONDS: Final = 1.5
 
 
 class AnotherCopyError(Exception):
@@ -43,7 +43,7 @@ class Standby:
         self._readings = Readings(config)
         self._newest: FollowerRecord | None = None
         self._seen_at = time.monotonic()
-        self._jitter = random.uniform(0, _JITTER_SECONDS)  # noqa: S311 - jitter, not a secret
+        self._jitter = random.uniform(0, JITTER_SECONDS)  # noqa: S311 - jitter, not a secret
         self._lock = threading.Lock()
 
     def is_free(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -27,18 +28,22 @@ from cdc.errors import ConfigError
 from lockstep.sinks.contract import FollowerOf, SinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from deltalake import DeltaTable
 
     from cdc.config import Config
     from cdc.config.followers import Follower
+    from lockstep.jobs.apply.delta_merge import SparkMerge
     from lockstep.sinks.contract import Sink
     from lockstep.sinks.delta.lake import Commit
     from lockstep.sinks.delta.work import Work
 
 GROUP: Final = "lockstep.sinks"
 _VALUE: Final = re.compile(r"'.*'", re.DOTALL)
+# Seconds for which a Delta follower holds back a frontier without changes of its own. Documents
+# follow those frontiers, so this is also how much later they report one.
+_IDLE_SECONDS: Final = 2.0
 
 
 def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
@@ -83,20 +88,37 @@ def _delta(delta: DeltaFollower, of: FollowerOf) -> Sink:
             spark_above_bytes=delta.spark_above_bytes,
             optimize_minutes=delta.optimize_minutes,
             vacuum_hours=delta.vacuum_hours,
+            idle_seconds=_IDLE_SECONDS,
         )
     )
 
 
 class _LazySparkMerge:
-    """Spark's MERGE, imported for the first table that is large enough."""
+    """Spark's MERGE, imported for the first table that needs it."""
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
 
     def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        self._merge().apply(table, work, commit)
+
+    def alter(
+        self,
+        table: DeltaTable,
+        facts: Mapping[str, object],
+        *,
+        columns: Sequence[Mapping[str, object]] = (),
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._merge().alter(table, facts, columns=columns, properties=properties)
+
+    def maintain(self, table: DeltaTable, cluster: Sequence[str], hours: int | None) -> None:
+        self._merge().maintain(table, cluster, hours)
+
+    def _merge(self) -> SparkMerge:
         from lockstep.jobs.apply.delta_merge import SparkMerge  # noqa: PLC0415 - pyspark takes a second to import
 
-        SparkMerge(self._storage).apply(table, work, commit)
+        return SparkMerge(self._storage)
 
 
 def _is_direct(config: Config, schema: str, table: str) -> bool:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from lockstep.jobs.apply.buckets import in_arrow
 from lockstep.jobs.archiving.rows import Rows
 from lockstep.jobs.archiving.writing import Writer
 from lockstep.jobs.spark.kafka_options import reading
+from lockstep.jobs.spark.map_in_arrow import in_arrow
 from lockstep.sinks.delta.actions import Files
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # The size of a group's pages: large enough that the seconds per commit do not matter, small enough
 # to repeat after a failure.
-_GROUP_BYTES: Final = 2 << 30
+GROUP_BYTES: Final = 2 << 30
 _GENERATION_BITS: Final = 32
 
 
@@ -72,11 +72,13 @@ def copy(spark: SparkSession, config: Config, config_file: Path, plan: Plan) -> 
     if not names:
         return []
     spark.dataSource.register(SnapshotSource)
-    with closing(_Log(config, plan)) as log:
+    with closing(CopyLog(config, plan)) as log:
         return [
             record
             for name in names
-            for record in _Mirror(spark, config, config_file, plan, table_of(plan, name)).fill(log)
+            for record in MirrorCopy(spark, config, config_file, plan, table_of(plan, name)).fill(
+                log
+            )
         ]
 
 
@@ -86,7 +88,7 @@ def groups(ranges: Sequence[Range]) -> list[Group]:
     total = 0
     for each in ranges:
         size = ((each.end_page or 1) - (each.first_page or 0)) * 8_192
-        if not found or total + size > _GROUP_BYTES:
+        if not found or total + size > GROUP_BYTES:
             found.append([])
             total = 0
         found[-1].append(each)
@@ -94,7 +96,7 @@ def groups(ranges: Sequence[Range]) -> list[Group]:
     return [Group(number, len(found), tuple(each)) for number, each in enumerate(found)]
 
 
-class _Log:
+class CopyLog:
     """The log's side: which of the plan's ranges it has, and the records to write."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -129,7 +131,7 @@ class _Log:
             self._publisher.abort()
 
 
-class _Mirror:
+class MirrorCopy:
     """One table's mirror."""
 
     def __init__(
@@ -147,17 +149,17 @@ class _Mirror:
         self._writer = mirror_writers.writer(spark, config, config_file, self.path, names)
         self._app = f"snapshot-{config.pipeline}-{version.schema}.{version.table}"
 
-    def fill(self, log: _Log) -> Iterator[RangeRecord]:
+    def fill(self, log: CopyLog) -> Iterator[RangeRecord]:
         """Write every group that is not recorded, in order; yield the records."""
         left = [group for group in groups(self._table.ranges) if log.lacks(group)]
         for group in left:
             began = time.monotonic()
-            self._write(group)
-            records = self._records(group, time.monotonic() - began)
+            self.write(group)
+            records = self.records(group, time.monotonic() - began)
             log.record(records)
             yield from records
 
-    def _write(self, group: Group) -> None:
+    def write(self, group: Group) -> None:
         """Commit the group's rows; do nothing if Delta has the group, or a newer generation."""
         plan, config = self._plan, self._config
         table = replace(self._table, ranges=group.ranges)
@@ -191,7 +193,7 @@ class _Mirror:
             "group": group.number,
         }
 
-    def _records(self, group: Group, seconds: float) -> list[RangeRecord]:
+    def records(self, group: Group, seconds: float) -> list[RangeRecord]:
         """Return the records of the group's ranges, from the commit's metrics.
 
         The first record has the group's rows and bytes. Raises GapError if Delta skipped the group.

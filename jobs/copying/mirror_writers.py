@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.jobs.copying.data_source import NAME, as_option
 from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import features as delta_features
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta import log as delta_log
@@ -149,6 +150,8 @@ class ByTasks:
     ) -> None:
         if table is None and not rows.replaces:
             raise StoreLostError(f"the Delta table {self._path} is missing")
+        if table is not None:
+            delta_features.expect_ours(table)
         files = Files(self._path, self._storage)
         if any(files.size(part.path) != part.bytes for part in parts):
             raise ConfigError(
@@ -228,7 +231,7 @@ def _write(
 
 def _is_older(table: DeltaTable | None, commit: Commit) -> bool:
     assert commit.upto is not None
-    reached = table.transaction_version(commit.app) if table else None
+    reached = delta_lake.newest_transaction(table, commit.app) if table else None
     return reached is None or reached < commit.upto
 
 

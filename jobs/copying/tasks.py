@@ -60,14 +60,17 @@ def copy(spark: SparkSession, config: Config, plan: Plan, tasks: list[int]) -> l
     context.setJobDescription(f"snapshot {plan.pipeline}, generation {plan.generation}")
     numbers = context.parallelize(tasks, len(tasks))
     records = []
-    for each in numbers.mapPartitions(partial(_copy, config, plan)).collect():
+    for each in numbers.mapPartitions(partial(copy_ranges, config, plan)).collect():
         if isinstance(each, Failure):
             raise each.error()
         records.append(each)
     return records
 
 
-def _copy(config: Config, plan: Plan, numbers: Iterator[int]) -> Iterator[RangeRecord | Failure]:
+def copy_ranges(
+    config: Config, plan: Plan, numbers: Iterator[int]
+) -> Iterator[RangeRecord | Failure]:
+    """Copy a task's ranges in an executor; yield each one's record, or why the task failed."""
     for number in numbers:
         try:
             yield from run_task(config, plan, number)

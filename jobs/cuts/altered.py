@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cdc.log.records import ALTERED, alteration_of
+from cdc.log.records import ALTERED, Alteration, alteration_of
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.sinks.contract import Altered, AlteredColumn
 
@@ -42,11 +42,7 @@ def alterations(
 ) -> dict[str, list[Altered]]:
     """Return what the messages of a cut alter, in seq order, by the topics that are followed."""
     found: dict[str, list[Altered]] = {}
-    for key, value in zip(*messages, strict=True):
-        if key != _KEY:
-            continue
-        event = msgspec.json.decode(value, type=_Event)
-        alteration = alteration_of(event.message.content)
+    for seq, alteration in _decoded(messages):
         topic = alteration.topic
         if follows(topic):
             ids = alteration.previous, alteration.schema_id
@@ -56,8 +52,21 @@ def alterations(
                 for c in alteration.columns
             )
             before, after = (by_id[each] for each in ids)
-            found.setdefault(topic, []).append(Altered(event.source.seq, before, after, columns))
+            found.setdefault(topic, []).append(Altered(seq, before, after, columns))
     return found
+
+
+def altered_last(messages: Events, topic: str) -> int:
+    """Return the seq of the last of the messages that alters the rows of a topic; or 0."""
+    return max((seq for seq, each in _decoded(messages) if each.topic == topic), default=0)
+
+
+def _decoded(messages: Events) -> Iterator[tuple[int, Alteration]]:
+    """Yield the alterations among messages, with their seqs."""
+    for key, value in zip(*messages, strict=True):
+        if key == _KEY:
+            event = msgspec.json.decode(value, type=_Event)
+            yield event.source.seq, alteration_of(event.message.content)
 
 
 def parts(partitions: Sequence[Events], bounds: Bounds) -> Iterator[list[Events]]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = "tuple[list[bytes | None], list[bytes]]"
 
-_PIECE_EVENTS: Final = 20_000
+PIECE_EVENTS: Final = 20_000
 _PIECE_BYTES: Final = 32 << 20
 
 
@@ -29,7 +29,7 @@ def pieces(
     for key, value in records:
         if value is None:
             continue
-        full = len(values) >= (most or _PIECE_EVENTS) or size >= _PIECE_BYTES
+        full = len(values) >= (most or PIECE_EVENTS) or size >= _PIECE_BYTES
         if full and not (complete and b'"op":"c"' in value and b'"op":"d"' in values[-1]):
             yield keys, values
             keys, values, size = [], [], 0

@@ -94,8 +94,8 @@ class DocumentKind:
             return
         if was not in (None, self.root):
             there = {row.key for row in new.every(self.root)}
-            gone = [row.key for row in old.every(self.root) if row.key not in there]
-            yield self._made((), gone, new, applied)
+            deleted = [row.key for row in old.every(self.root) if row.key not in there]
+            yield self._made((), deleted, new, applied)
             yield from self._every(new, applied)
             return
         found = {
@@ -122,20 +122,24 @@ class DocumentKind:
             yield self._made(found, [key for key in some if key not in there], tables, applied)
 
     def _made(
-        self, rows: Sequence[Row], gone: Iterable[bytes], tables: DocumentTables, applied: Applied
+        self,
+        rows: Sequence[Row],
+        deleted: Iterable[bytes],
+        tables: DocumentTables,
+        applied: Applied,
     ) -> Changes:
         made = zip(rows, documents(self.root, rows, tables.find), strict=True)
-        return self.complete(made, applied, gone)
+        return self.complete(made, applied, deleted)
 
     def complete(
         self,
         made: Iterable[tuple[Row, bytes]],
         applied: Applied,
-        gone: Iterable[bytes] = (),
+        deleted: Iterable[bytes] = (),
     ) -> Changes:
-        """Return the changes of documents that were made, and of roots that are gone."""
+        """Return the changes of documents that were made, and of roots that were deleted."""
         changes = [self._change(row.key, document, applied) for row, document in made]
-        changes += [self._change(key, None, applied) for key in gone]
+        changes += [self._change(key, None, applied) for key in deleted]
         return Changes((self.version,), changes)
 
     def _change(self, key: bytes, document: bytes | None, applied: Applied) -> Change:

@@ -104,7 +104,7 @@ class MirrorTables:
         old, new = (live_rows(side) for side in found)
         key = [*node.key, delta_layout.SEQ]
         sides = without(old, new, key), without(new, old, key)
-        gone, newer = (
+        deleted, newer = (
             {
                 (row.key, seq): row
                 for batch in side.to_batches()
@@ -118,8 +118,8 @@ class MirrorTables:
         )
         # Keys that have no value of their column's type are compared by their text.
         return (
-            [row for at, row in gone.items() if at not in newer],
-            [row for at, row in newer.items() if at not in gone],
+            [row for at, row in deleted.items() if at not in newer],
+            [row for at, row in newer.items() if at not in deleted],
         )
 
     def lacking(self, node: Node, other: MirrorTables) -> Iterator[Row]:

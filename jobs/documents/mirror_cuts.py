@@ -19,7 +19,7 @@ from cdc.log import names, reader
 from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.documents.kinds import DocumentBuild, DocumentKind, DocumentTables, tree
 from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
-from lockstep.sinks.delta import frontiers as delta_frontiers
+from lockstep.sinks.delta import frontier_rows as delta_frontiers
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
 

@@ -41,7 +41,7 @@ _INTEGER: Final = re.compile(rb"-?\d+")
 _ILLEGIBLE: Final = re.compile(rb'\{"base64":"([A-Za-z0-9+/]+=*)"\}')
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - counted from here, whatever the zone
 # Parts of ranks: a value that has only a text sorts before or after all that fit.
-_BEFORE, _FITS, _BEHIND, _NAN, _NULL = range(5)
+_BEFORE, _FITS, _AFTER, _NAN, _NULL = range(5)
 
 
 class Cells(NamedTuple):
@@ -158,7 +158,7 @@ def _odd_rank(text: str) -> tuple[int, Any]:
     if text == "NaN":
         return _NAN, 0
     early = text.startswith("-") or text.endswith("BC")
-    return (_BEFORE if early else _BEHIND), text
+    return (_BEFORE if early else _AFTER), text
 
 
 def _plain(column: pa.Array) -> list[Any]:

@@ -31,6 +31,7 @@ from lockstep.jobs.apply.positions import is_of_this_log
 from lockstep.jobs.apply.refilling import direct, rekeyed, shortened
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.apply.stores import kind
+from lockstep.jobs.cuts.altered import altered_last
 from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.frontiers import Frontiers
 from lockstep.jobs.cuts.schemas import version
@@ -206,6 +207,17 @@ class LogBuilder:
                         newest.add(key, event.source.seq, there=event.op != "d")
         return newest.rows(max(truncated, self._floor))
 
+    def altered_at(self, version: Version, applied: Applied) -> int:
+        messages = names.messages_topic(self._config.prefix), 0
+        end = applied.ends.get(messages[0], (0,))[0]
+        start = reader.offsets(self._config, [messages])[messages][0]
+        newest = 0
+        with closing(RangeReader(self._config)) as log:
+            for _, read in log.pieces({messages: Range(min(start, end), end)}):
+                events = [each.key() for each in read], [each.value() or b"" for each in read]
+                newest = max(newest, altered_last(events, version.topic))
+        return newest
+
     def _target(self, until: LSN | None) -> FrontierRecord:
         """Return the newest frontier, or the newest that is not above `until`."""
         if until is None:
@@ -299,6 +311,9 @@ class MirrorBuilder:
     def truth(self, version: Version, applied: Applied) -> Holding | None:
         keys = self._mirror.keys(version.table, applied)
         return None if keys is None else Holding((key, 0, None) for key in keys)
+
+    def altered_at(self, version: Version, applied: Applied) -> int:  # noqa: ARG002 - a Builder's
+        return 0  # seqs only show when a document was built
 
 
 def _run(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _KEY_BYTES: Final = 16
 _VALUE_BYTES: Final = 8
-_AT_ONCE: Final = 50_000
+AT_ONCE: Final = 50_000
 _COLUMNS: Final = ("key", "seq", "value")
 # How many events are gathered before they are folded; more once there are more keys than this.
-_FOLDED_AT: Final = 1_000_000
+FOLDED_AT: Final = 1_000_000
 
 
 class Difference(NamedTuple):
@@ -44,7 +44,7 @@ class Holding:
             keys += blake2b(key, digest_size=_KEY_BYTES).digest()
             seqs.append(seq)
             values += blake2b(value or b"", digest_size=_VALUE_BYTES).digest()
-            if len(seqs) == _AT_ONCE:
+            if len(seqs) == AT_ONCE:
                 batches.append(_table(keys, seqs, values))
                 keys, seqs, values = bytearray(), [], bytearray()
         batches.append(_table(keys, seqs, values))
@@ -84,9 +84,9 @@ class Newest:
         """Add an event; `there`: the key's row exists after it."""
         self._keys += blake2b(key, digest_size=_KEY_BYTES).digest()
         self._codes.append(2 * seq + there)
-        if len(self._codes) == _AT_ONCE:
+        if len(self._codes) == AT_ONCE:
             self._pack()
-            if sum(map(len, self._waiting)) >= max(_FOLDED_AT, len(self._folded)):
+            if sum(map(len, self._waiting)) >= max(FOLDED_AT, len(self._folded)):
                 self._fold()
 
     def rows(self, above: int) -> Holding:

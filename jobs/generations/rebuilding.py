@@ -24,7 +24,7 @@ from cdc.errors import CDCError, ConfigError, StoreLostError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations.comparing import Difference, Holding
-from lockstep.sinks.contract import Applied, Forgetful
+from lockstep.sinks.contract import Alterable, Applied, Forgetful
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -75,6 +75,10 @@ class Builder(Protocol):
 
     def truth(self, version: Version, applied: Applied) -> Holding | None:
         """Return the keys and seqs that a table has at a frontier; None if unknown."""
+        ...
+
+    def altered_at(self, version: Version, applied: Applied) -> int:
+        """Return the seq at which DDL has changed a table's rows last, up to a frontier; or 0."""
         ...
 
 
@@ -203,6 +207,10 @@ class Rebuild:
             differences = found.differences(wanted, values=False)
             if isinstance(build, Forgetful) and build.forgets(version):
                 differences = [each for each in differences if each.left is not None]
+            if differences and not isinstance(build, Alterable):
+                # Rows that DDL has changed were written again, with its seq.
+                altered = self._builder.altered_at(version, applied)
+                differences = [each for each in differences if not _was_altered(each, altered)]
             if differences:
                 raise DivergedError(
                     f"generation {applied.generation} does not hold what it was built from:"
@@ -282,6 +290,11 @@ class Rebuild:
             seen = Applied.beginning(built.pipeline, number)
         is_torn = reached > seen.seq or (seen.seq, seen.lsn) < (built.seq, built.lsn)
         return seen, "its tables are at different frontiers until the next batch" * is_torn
+
+
+def _was_altered(each: Difference, altered: int) -> bool:
+    """Whether a built row differs by an alteration that came after its newest event."""
+    return each.left == altered and each.right is not None and each.right < altered
 
 
 def _reached(build: Generations) -> int:

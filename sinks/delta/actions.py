@@ -19,8 +19,10 @@ import struct
 import time
 import zlib
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import obstore
@@ -33,7 +35,7 @@ from cdc.errors import (
     UnavailableError,
     gist,
 )
-from lockstep.sinks.delta import layout
+from lockstep.sinks.delta import features, layout
 from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
@@ -61,9 +63,6 @@ _PARTS: Final = 2
 VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
 _MAPPED: Final = "delta.columnMapping.mode"
-# The features whose rules for writers our commits follow.
-_KNOWN: Final = {"appendOnly", "invariants", "timestampNtz", VECTORS}
-_FIRST_WRITER: Final = 2
 # The features of a table whose protocol names none, by the version that introduced them.
 _LEGACY: Final = {
     2: ("appendOnly", "invariants"),
@@ -81,23 +80,39 @@ class Files:
         self._folder = Path(local) if local.startswith("/") else None
         if self._folder is not None:
             self._store: ObjectStore = LocalStore(self._folder, mkdir=True)
+            self._prefix = ""
         else:
-            self._store = from_url(uri, config=dict(storage))  # type: ignore[call-overload]
+            at = uri.rstrip("/")
+            lake, _, name = at.rpartition("/") if urlsplit(at).path else (at, "", "")
+            self._store = _client(lake, frozenset(storage.items()))
+            self._prefix = f"{name}/" if name else ""
 
     def put(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file."""
+        """Write a file with a name of its own."""
         with _translated(name):
-            obstore.put(self._store, name, bytes(data))
+            if self._folder is not None:
+                # No reader knows it before a commit names it: no need for a temporary file.
+                (self._folder / name).write_bytes(data)
+                return
+            obstore.put(self._store, self._prefix + name, bytes(data))
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Write a file that must not exist; raise ConflictError if it does."""
+    def put_new(self, name: str, data: bytes) -> str | None:
+        """Write a file that must not exist, and return its tag; raise ConflictError if it does."""
         with _translated(name):
-            obstore.put(self._store, name, data, mode="create")
+            return obstore.put(self._store, self._prefix + name, data, mode="create")["e_tag"]
+
+    def tag(self, name: str) -> str | None:
+        """Return a file's tag, another for each file that was ever written; None if unknown."""
+        with _translated(name):
+            try:
+                return obstore.head(self._store, self._prefix + name)["e_tag"]
+            except FileNotFoundError:
+                return None
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none."""
         try:
-            return bytes(obstore.get(self._store, name).bytes())
+            return bytes(obstore.get(self._store, self._prefix + name).bytes())
         except FileNotFoundError:
             raise
         except (BaseError, OSError) as error:
@@ -105,15 +120,16 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the files in a folder, without it."""
+        place = self._prefix + folder
         with _translated(folder):
-            found = [each["path"] for part in obstore.list(self._store, folder) for each in part]
-        return sorted(path.removeprefix(f"{folder}/") for path in found)
+            found = [each["path"] for part in obstore.list(self._store, place) for each in part]
+        return sorted(path.removeprefix(f"{place}/") for path in found)
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes; None if there is none."""
         with _translated(name):
             try:
-                return int(obstore.head(self._store, name)["size"])
+                return int(obstore.head(self._store, self._prefix + name)["size"])
             except FileNotFoundError:
                 return None
 
@@ -122,7 +138,13 @@ class Files:
         with _translated(name):
             if self._folder is not None:
                 return pa.OSFile(str(self._folder / name), "wb")
-            return pa.PythonFile(_Upload(self._store, name), "w")
+            return pa.PythonFile(_Upload(self._store, self._prefix + name), "w")
+
+
+@lru_cache(maxsize=8)
+def _client(uri: str, storage: frozenset[tuple[str, str]]) -> ObjectStore:
+    """Return the client of an object store, one for all tables of a lake: it keeps connections."""
+    return from_url(uri, config=dict(storage))  # type: ignore[call-overload,no-any-return]
 
 
 class _Upload:
@@ -202,7 +224,12 @@ def put_vectors(files: Files, deleted: Sequence[pa.BooleanArray]) -> list[Vector
 def commit(
     files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, record: Commit
 ) -> None:
-    """Write the version after the table's; raise ConflictError if it exists."""
+    """Write the version after the table's; raise ConflictError if it exists.
+
+    Raises ConfigError if the table has a feature that we do not support.
+    """
+    rows = any("add" in action or "remove" in action for action in actions)
+    features.expect_ours(table, changes_rows=rows)
     put_version(files, table.version() + 1, actions, {"operation": operation}, record)
     table.update_incremental()
 
@@ -213,8 +240,8 @@ def put_version(
     actions: Sequence[Action],
     about: Mapping[str, object],
     record: Commit,
-) -> None:
-    """Write a version, 0 for a new table; raise ConflictError if it exists.
+) -> str | None:
+    """Write a version, 0 for a new table, and return its file's tag; ConflictError if it exists.
 
     `about` has the operation and the other fields of `commitInfo`.
     """
@@ -234,20 +261,24 @@ def put_version(
     if record.upto is not None:
         lines.append({"txn": {"appId": record.app, "version": record.upto, "lastUpdated": now}})
     text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines)
-    files.put_new(f"_delta_log/{version:020d}.json", text.encode())
+    return files.put_new(log_name(version), text.encode())
+
+
+def log_name(version: int) -> str:
+    """Return the name of a version's file."""
+    return f"_delta_log/{version:020d}.json"
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """Return whether we support every feature that a writer of the table must know."""
-    about, protocol = table.metadata(), table.protocol()
+    """Return whether files that we write may be added: we support its features, and it is plain.
+
+    A plain table has no partitions, and the same names for columns in its files.
+    """
+    about = table.metadata()
     return (
         not about.partition_columns
         and about.configuration.get(_MAPPED, "none") == "none"
-        and (
-            protocol.min_writer_version <= _FIRST_WRITER
-            if protocol.writer_features is None
-            else set(protocol.writer_features) <= _KNOWN
-        )
+        and not any(features.found(table))
     )
 
 

@@ -18,7 +18,7 @@ from deltalake import Schema, write_deltalake
 
 from cdc.errors import ConfigError
 from lockstep.sinks.contract import Change, Changes
-from lockstep.sinks.delta import lake, layout
+from lockstep.sinks.delta import features, lake, layout
 from lockstep.sinks.delta.columns import wanted
 from lockstep.sinks.delta.rows import batch, exact_map
 
@@ -58,7 +58,11 @@ def _refuse(table: DeltaTable, plan: _Plan, name: str) -> None:
     """Raise ConfigError for a table that can't be rewritten in this way."""
     about = table.metadata()
     why = ""
-    if about.configuration.get("delta.columnMapping.mode", "none") != "none":
+    # Complete files are replaced, of which readers of the change feed need no change files.
+    if features.needs_spark(table, changes_rows=False):
+        only = ", ".join(features.found(table).sparks)
+        why = f"only delta-spark writes its mirror, which has {only}"
+    elif about.configuration.get("delta.columnMapping.mode", "none") != "none":
         why = "delta-rs can't rewrite a table with mapped columns (names with spaces and the like)"
     elif plan.moved.keys() & set(about.partition_columns):
         why = "it is partitioned by a column that has another name now"
@@ -137,6 +141,6 @@ def _alive(rows: pa.Table) -> pa.Array:
     if layout.CURRENT in rows.column_names:
         return pc.fill_null(rows[layout.CURRENT].combine_chunks(), fill_value=False)
     if layout.DELETED in rows.column_names:
-        gone = rows[layout.DELETED].combine_chunks()
-        return pc.invert(pc.fill_null(gone, fill_value=False))
+        deleted = rows[layout.DELETED].combine_chunks()
+        return pc.invert(pc.fill_null(deleted, fill_value=False))
     return pa.repeat(pa.scalar(value=True), rows.num_rows)

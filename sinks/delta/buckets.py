@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
-from msgspec import Raw
 from pyarrow.fs import PyFileSystem
 
 from cdc.errors import ConfigError
@@ -39,6 +37,7 @@ from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.parts import Parts
 from lockstep.sinks.delta.positions import deleted_rows
 from lockstep.sinks.delta.rows import batch, joined, taken
+from lockstep.sinks.delta.stats import with_deleted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,15 +157,13 @@ def _marked(target: Target, file: StoredFile, pieces: list[Piece]) -> list[Actio
     if deleted.true_count == rows:
         return [removed(file)]
     (vector,) = delta_actions.put_vectors(Files(target.uri, target.storage), [deleted])
-    stats = msgspec.json.decode(file.stats or "{}", type=dict[str, Raw])
-    stats |= {"numRecords": Raw(b"%d" % rows), "tightBounds": Raw(b"false")}
     add = {
         "path": file.path,
         "partitionValues": {},
         "size": file.bytes,
         "modificationTime": int(time.time() * 1_000),
         "dataChange": True,
-        "stats": msgspec.json.encode(stats).decode(),
+        "stats": with_deleted(file.stats, rows),
         "deletionVector": vector.action,
     }
     return [removed(file), {"add": add}]

@@ -10,7 +10,6 @@ Pure, except that it remembers which columns had such values.
 
 from __future__ import annotations
 
-import io
 import re
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -109,8 +108,10 @@ class ColumnReader:
             schema = pa.schema([(name, way.parsed) for name, way in fast.items()])
             try:
                 read = pj.read_json(
-                    io.BytesIO(text),
-                    read_options=pj.ReadOptions(block_size=block),
+                    pa.BufferReader(text),
+                    read_options=pj.ReadOptions(
+                        block_size=block, use_threads=len(text) > _BLOCK_BYTES
+                    ),
                     parse_options=pj.ParseOptions(
                         explicit_schema=schema, unexpected_field_behavior="ignore"
                     ),

@@ -124,10 +124,10 @@ def _rows(storage: PyFileSystem, file: _File) -> tuple[_Positions | None, _Posit
             None if first is None else _Positions(first, others=True),
             None if last is None else _Positions(last, others=True),
         )
-    gone = last.filter(pc.invert(pc.is_in(last, value_set=first)))
+    deleted = last.filter(pc.invert(pc.is_in(last, value_set=first)))
     back = first.filter(pc.invert(pc.is_in(first, value_set=last)))
     return (
-        _Positions(gone, others=False) if len(gone) else None,
+        _Positions(deleted, others=False) if len(deleted) else None,
         _Positions(back, others=False) if len(back) else None,
     )
 

@@ -10,14 +10,14 @@ the table is rewritten, each value converted from its text to the new type (`sin
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import CommitProperties, Field, Schema, write_deltalake
 
 from cdc.errors import ConfigError
-from lockstep.sinks.delta import actions, lake, layout
+from lockstep.sinks.delta import actions, features, lake, layout
 from lockstep.sinks.delta.lake import Commit
 from lockstep.sinks.delta.layout import EXACT
 from lockstep.sinks.delta.retype import retyped
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from deltalake import DeltaTable
+
+    from lockstep.sinks.delta.actions import Action
+    from lockstep.sinks.delta.settings import Applier
 
 _MAPPED: Final = "delta.columnMapping.mode"
 _FEATURE: Final = "columnMapping"
@@ -39,13 +42,15 @@ _KEY: Final = "lockstep.key"
 _BEFORE: Final = {layout.CURRENT: True, layout.DELETED: False}
 
 
-def follow(
-    table: DeltaTable,
-    wanted: dict[str, Any],
-    name: str,
-    facts: Mapping[str, object],
-    storage: Mapping[str, str],
-) -> bool:
+class Writer(NamedTuple):
+    """Who alters a table, and by what."""
+
+    facts: Mapping[str, object]
+    storage: Mapping[str, str]
+    large: Applier | None  # for a table that only delta-spark may write
+
+
+def follow(table: DeltaTable, wanted: dict[str, Any], name: str, by: Writer) -> bool:
     """Give the table the `wanted` schema's columns; return whether anything changed."""
     stored = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     fields = {field["name"]: field for field in wanted["fields"]}
@@ -62,21 +67,26 @@ def follow(
     every = {each: field["type"] for each, field in (held | fields).items()}
     schema = layout.struct(every.items(), name)
     is_mapped = table.metadata().configuration.get(_MAPPED, "none") != "none"
+    is_sparks = features.needs_spark(table)
+    properties = lake.unmoved(by.facts)
     with lake.translated(table.table_uri):
         if other or _BEFORE.keys() & set(new):
-            if is_mapped:
+            if is_mapped or is_sparks:
                 raise ConfigError(
                     f"{name}: columns {', '.join(other or new)} have another type or case, and"
                     " delta-rs can't rewrite a table with mapped columns (names with spaces and the"
-                    " like)",
+                    " like) or with features that only delta-spark writes",
                     hint=f"move {table.table_uri} away and `cdc rebuild` the follower",
                 )
-            _rewrite(table, schema, lake.unmoved(facts))
+            _rewrite(table, schema, properties)
+        elif is_sparks:
+            spark = spark_of(table, by.large)
+            spark.alter(table, by.facts, columns=[fields[each] for each in new])
         elif is_mapped:
-            _add_mapped(table, [fields[each] for each in new], facts, storage)
+            _add_mapped(table, [fields[each] for each in new], by)
         else:
             added = [Field.from_json(json.dumps(fields[each])) for each in new]
-            table.alter.add_columns(added, commit_properties=lake.unmoved(facts))
+            table.alter.add_columns(added, commit_properties=properties)
     return True
 
 
@@ -86,60 +96,54 @@ def key_of(table: DeltaTable) -> tuple[str, ...] | None:
     return None if stored is None else tuple(json.loads(stored))
 
 
-def keep_key(
-    table: DeltaTable,
-    key: tuple[str, ...] | None,
-    facts: Mapping[str, object],
-    storage: Mapping[str, str],
-) -> None:
+def keep_key(table: DeltaTable, key: tuple[str, ...] | None, by: Writer) -> None:
     """Record in the table the key of its rows."""
-    if key is None or key_of(table) == key:
+    if key is not None and key_of(table) != key:
+        set_properties(table, {_KEY: json.dumps(key)}, by)
+
+
+def set_properties(table: DeltaTable, properties: Mapping[str, str], by: Writer) -> None:
+    """Set properties of the table, by its writer.
+
+    By our own commit if we may: delta-rs' commit requires features that readers may not support.
+    """
+    if features.needs_spark(table, changes_rows=False):
+        spark_of(table, by.large).alter(table, by.facts, properties=properties)
         return
     schema = json.loads(table.schema().to_json())
-    about = {**table.metadata().configuration, _KEY: json.dumps(key)}
-    actions.commit(
-        actions.Files(table.table_uri, storage),
-        table,
-        [actions.described(table, schema, about)],
-        "SET TBLPROPERTIES",
-        Commit("", None, facts),
-    )
+    about = table.metadata().configuration | dict(properties)
+    _commit(table, actions.described(table, schema, about), "SET TBLPROPERTIES", by)
 
 
-def map_columns(table: DeltaTable, facts: Mapping[str, object], storage: Mapping[str, str]) -> None:
+def spark_of(table: DeltaTable, large: Applier | None) -> Applier:
+    """Return the writer of a table that only delta-spark may write."""
+    if large is None:
+        raise features.refusal(table.table_uri, *features.found(table).sparks)
+    return large
+
+
+def map_columns(table: DeltaTable, by: Writer) -> None:
     """Declare the column mapping of a new table; delta-rs maps columns but does not declare it."""
     protocol, about = table.protocol(), table.metadata().configuration
     if about.get(_MAPPED, "none") == "none" or _FEATURE in (protocol.reader_features or ()):
         return
-    actions.commit(
-        actions.Files(table.table_uri, storage),
-        table,
-        [actions.with_feature(table, _FEATURE)],
-        "ADD FEATURE",
-        Commit("", None, facts),
-    )
+    _commit(table, actions.with_feature(table, _FEATURE), "ADD FEATURE", by)
 
 
-def _add_mapped(
-    table: DeltaTable,
-    new: list[dict[str, Any]],
-    facts: Mapping[str, object],
-    storage: Mapping[str, str],
-) -> None:
+def _add_mapped(table: DeltaTable, new: list[dict[str, Any]], by: Writer) -> None:
     """Add columns with separate names in the files, which delta-rs does not support."""
     schema = json.loads(table.schema().to_json())
     first = max(int(field["metadata"].get(_ID, 0)) for field in schema["fields"]) + 1
     for place, field in enumerate(new, first):
         field["metadata"] = {_ID: place, _PHYSICAL: f"col-{uuid4()}"}
     schema["fields"] += new
-    highest = {_MAX_ID: str(first + len(new) - 1)}
-    actions.commit(
-        actions.Files(table.table_uri, storage),
-        table,
-        [actions.described(table, schema, table.metadata().configuration | highest)],
-        "ADD COLUMNS",
-        Commit("", None, facts),
-    )
+    about = table.metadata().configuration | {_MAX_ID: str(first + len(new) - 1)}
+    _commit(table, actions.described(table, schema, about), "ADD COLUMNS", by)
+
+
+def _commit(table: DeltaTable, action: Action, operation: str, by: Writer) -> None:
+    files = actions.Files(table.table_uri, by.storage)
+    actions.commit(files, table, [action], operation, Commit("", None, by.facts))
 
 
 def _rewrite(table: DeltaTable, schema: dict[str, Any], properties: CommitProperties) -> None:

@@ -6,12 +6,6 @@ separate Delta transaction records up to which seq a batch is being written, bef
 written; every commit repeats the generation, so that a commit of an older generation fails once
 another is current.
 
-Columns: `generation`, `epoch`, `lsn`, `seq`, `committed_at`, `applied` (the complete frontier,
-JSON), `versions` (map: a mirror's folder to its Delta version), `is_whole` (false if these are at
-different frontiers, as after the switch of a single table: not a readable state), `written_at` (by
-the writer's clock, which decides how long the row is kept, because the source's time may be long
-past while catching up).
-
 Two commits per batch: their small files are joined and deleted once there are many, independent of
 other upkeep, so that opening the table stays fast.
 """
@@ -21,49 +15,34 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc.errors import StoreLostError, SwitchedError
-from lockstep.sinks.contract import Applied, expect_alone
+from lockstep.sinks.contract import expect_alone
 from lockstep.sinks.delta import lake, layout
+from lockstep.sinks.delta.frontier_rows import (
+    ARROW,
+    NAME,
+    TYPES,
+    FrontierRow,
+    as_columns,
+    below,
+    changed,
+    full_columns,
+    rows,
+    upto,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from deltalake import DeltaTable
 
-    from cdc.events import LSN
+    from lockstep.sinks.contract import Applied
 
-NAME: Final = "_frontiers"
-_TYPES: Final[dict[str, object]] = {
-    "generation": "long",
-    "epoch": "long",
-    "lsn": "long",
-    "seq": "long",
-    "committed_at": "timestamp",
-    "applied": "string",
-    "versions": {
-        "type": "map",
-        "keyType": "string",
-        "valueType": "long",
-        "valueContainsNull": False,
-    },
-    "is_whole": "boolean",
-    "written_at": "timestamp",
-}
-_ARROW: Final = pa.schema(
-    [
-        *((name, pa.int64()) for name in ("generation", "epoch", "lsn", "seq")),
-        ("committed_at", pa.timestamp("us", "UTC")),
-        ("applied", pa.string()),
-        ("versions", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
-        ("is_whole", pa.bool_()),
-        ("written_at", pa.timestamp("us", "UTC")),
-    ]
-)
 # Names of this table's Delta transactions.
 _REACHED: Final = "lockstep/reached"
 _APPLIED: Final = "lockstep/applied"
@@ -81,15 +60,8 @@ _PROPERTIES: Final = {
     "delta.deletedFileRetentionDuration": f"interval {_KEPT_HOURS + 1} hours",
 }
 _TRIES: Final = 10
-
-
-class FrontierRow(NamedTuple):
-    """One row."""
-
-    generation: int
-    applied: Applied
-    versions: Mapping[str, int]
-    is_whole: bool = True
+# At most this many rows depend on one full row.
+_PARTIAL_ROWS: Final = 100
 
 
 class Frontiers:
@@ -101,6 +73,10 @@ class Frontiers:
         self._table: DeltaTable | None = None
         self._id: object = None
         self.newest: FrontierRow | None = None
+        # The full row on which partial rows may depend, and how many do; None after any other
+        # process has written to the table, because it may delete rows.
+        self._full: FrontierRow | None = None
+        self._dependent = 0
         self.reached = 0
         self.generation = 1
         self.tidied = 0.0  # when the last upkeep ran, or the table was created
@@ -110,6 +86,7 @@ class Frontiers:
         table = lake.opened(self._path, self._storage)
         if table is None:
             return False
+        self._full = self.newest = None
         self._set(table)
         return True
 
@@ -119,7 +96,7 @@ class Frontiers:
             return
         table = lake.made(
             self._path,
-            layout.struct(_TYPES.items(), NAME),
+            layout.struct(TYPES.items(), NAME),
             self._storage,
             properties=_PROPERTIES,
             facts=self._owner,
@@ -154,26 +131,40 @@ class Frontiers:
             self._reload()
         return seq <= self.reached
 
-    def commit(self, applied: Applied, versions: Mapping[str, int]) -> None:
-        """Append the row, unless the newest has that frontier or a later one."""
+    def commit(self, applied: Applied, versions: Mapping[str, int]) -> bool:
+        """Append the row; return False if the newest has that frontier or a later one."""
         row = FrontierRow(self.generation, applied, versions)
         upto = lake.transaction_version(self.generation, applied.seq)
         for _ in range(_TRIES):
             newest = self.newest and self.newest.applied
             is_old = newest and (newest.seq, newest.lsn) >= (applied.seq, applied.lsn)
             if is_old and self.newest and self.newest.is_whole:
-                return
+                return False
+            full = self._full_for(row)
             try:
-                self._append([row], {_APPLIED: upto, _GENERATION: self.generation})
+                self._append(
+                    [as_columns(row, _now(), full)], {_APPLIED: upto, _GENERATION: self.generation}
+                )
             except lake.ConflictError:
                 self._reload()
                 continue
             self.newest = row
+            self._full, self._dependent = (full, self._dependent + 1) if full else (row, 0)
             sizes = pa.table(self.table.get_add_actions())["size_bytes"].to_pylist()
             if sum(size < _SMALL_BYTES for size in sizes) >= _MOST_FILES:
                 self._join()
-            return
+            return True
         raise lake.busy(self._path)
+
+    def _full_for(self, row: FrontierRow) -> FrontierRow | None:
+        """Return the full row on which a row can depend; None if it should be full itself."""
+        full = self._full
+        if full is None or self._dependent >= _PARTIAL_ROWS:
+            return None
+        if not full.versions.keys() <= row.versions.keys():
+            return None
+        # With half of them changed, a partial row saves little.
+        return full if 2 * len(changed(row, full)) <= len(row.versions) else None
 
     def switch(self, row: FrontierRow, reached: int) -> None:
         """Make the row's generation current, at its frontier."""
@@ -182,7 +173,7 @@ class Frontiers:
             _REACHED: lake.transaction_version(row.generation, reached),
             _GENERATION: row.generation,
         }
-        self._append([row], apps)
+        self._append([as_columns(row, _now())], apps)
         self.find()
 
     def start_over(self, generation: int) -> None:
@@ -191,7 +182,7 @@ class Frontiers:
         with lake.translated(self._path):
             write_deltalake(
                 self.table,
-                _ARROW.empty_table(),
+                ARROW.empty_table(),
                 mode="overwrite",
                 commit_properties=self._properties({_GENERATION: generation}),
             )
@@ -219,8 +210,7 @@ class Frontiers:
         Only rows of the current generation: those of an older one stay until it is dropped. The
         newest of the old rows stays too: it is the state at the start of the retention time.
         """
-        with lake.translated(self._path):
-            self.table.update_incremental()
+        self._reload()
         with self._or_reload():
             self._append([], {_TIDIED: int(_now().timestamp())})
         if keep_hours:
@@ -231,8 +221,45 @@ class Frontiers:
             seq, lsn = max(((each["seq"], each["lsn"]) for each in old), default=(0, 0))
             if len(old) > 1:
                 with self._or_reload(), lake.translated(self._path):
-                    self.table.delete(f"{mine} AND (seq < {seq} OR (seq = {seq} AND lsn < {lsn}))")
+                    self._delete_below(seq, lsn)
         self._join()
+
+    def _delete_below(self, seq: int, lsn: int) -> None:
+        """Delete the generation's rows below one, on which the rows after it depend from then on.
+
+        One commit, with our transaction: it conflicts with a row that another copy appends
+        meanwhile, which may depend on what is deleted.
+        """
+        mine = f"generation = {self.generation}"
+        properties = self._properties({_GENERATION: self.generation})
+        at = f"{mine} AND seq = {seq} AND lsn = {lsn} AND is_whole"
+        (*_, first), (*_, stored) = rows(self.table, at), self._stored(at)
+        if stored["versions"] is not None:
+            self.table.delete(f"{mine} AND {below(seq, lsn)}", commit_properties=properties)
+            return
+        full = stored["full_seq"], stored["full_lsn"]
+        after = f"{mine} AND NOT {below(seq, lsn)}"
+        depend = self._stored(f"{after} AND full_seq = {full[0]} AND full_lsn = {full[1]}")
+        last = max((each["seq"], each["lsn"]) for each in depend)
+        kept = self._stored(f"{after} AND {upto(*last)}")
+        for each in kept:
+            if (each["full_seq"], each["full_lsn"]) == full:
+                is_first = (each["seq"], each["lsn"]) == (seq, lsn)
+                each.update(full_columns(first) if is_first else {"full_seq": seq, "full_lsn": lsn})
+        write_deltalake(
+            self.table,
+            pa.Table.from_pylist(kept, schema=ARROW),
+            mode="overwrite",
+            predicate=f"{mine} AND {upto(*last)}",
+            commit_properties=properties,
+        )
+
+    def _stored(self, where: str) -> list[dict[str, Any]]:
+        """Return the rows that a predicate selects, as they are stored."""
+        known = set(lake.arrow_schema(self.table).names)
+        names = [name for name in ARROW.names if name in known]
+        found: list[dict[str, Any]] = lake.read(self.table, names, where).to_pylist()
+        return found
 
     def _join(self) -> None:
         """Join the files of single rows, and delete replaced files and old commits."""
@@ -275,33 +302,32 @@ class Frontiers:
         table = lake.opened(self._path, self._storage)
         if table is None or table.metadata().id != known:
             raise StoreLostError(f"{self._path} is not the table that was opened")
-        current = table.transaction_version(_GENERATION) or 1
+        if table.version() != self.table.version():  # another process has written to it
+            self._full = self.newest = None
+        current = lake.newest_transaction(table, _GENERATION) or 1
         if current != generation:
             raise SwitchedError(f"generation {generation} of {self._path} is no longer current")
         self._set(table)
 
     def _set(self, table: DeltaTable) -> None:
         self._table, self._id = table, table.metadata().id
-        self.generation = table.transaction_version(_GENERATION) or 1
-        generation, reached = lake.generation_and_seq(table.transaction_version(_REACHED))
+        self.generation = lake.newest_transaction(table, _GENERATION) or 1
+        generation, reached = lake.generation_and_seq(lake.newest_transaction(table, _REACHED))
         self.reached = reached if generation == self.generation else 0
         made = (table.metadata().created_time or 0) / 1_000
-        self.tidied = table.transaction_version(_TIDIED) or made
-        generation, seq = lake.generation_and_seq(table.transaction_version(_APPLIED))
+        self.tidied = lake.newest_transaction(table, _TIDIED) or made
+        generation, seq = lake.generation_and_seq(lake.newest_transaction(table, _APPLIED))
         if generation != self.generation:
             self.newest = None
-        elif self.newest is None or (self.newest.generation, self.newest.applied.seq) != (
-            generation,
-            seq,
-        ):
+        elif self.newest is None:
             found = rows(table, f"generation = {generation} AND seq = {seq}")
-            self.newest = max(found, key=lambda row: row.applied.lsn, default=None)
+            self.newest = max(found, key=lambda row: (row.applied.lsn, row.is_whole), default=None)
 
-    def _append(self, new: list[FrontierRow], apps: Mapping[str, int]) -> None:
+    def _append(self, new: list[dict[str, object]], apps: Mapping[str, int]) -> None:
         with lake.translated(self._path):
             write_deltalake(
                 self.table,
-                pa.Table.from_pylist([as_columns(row) for row in new], schema=_ARROW),
+                pa.Table.from_pylist(new, schema=ARROW),
                 mode="append",
                 schema_mode="merge",  # adds columns that an older table lacks
                 commit_properties=self._properties(apps),
@@ -312,54 +338,6 @@ class Frontiers:
             custom_metadata={"userMetadata": layout.metadata(**self._owner)},
             app_transactions=[Transaction(app, seq) for app, seq in apps.items()],
         )
-
-
-def rows(table: DeltaTable, where: str) -> list[FrontierRow]:
-    """Return the rows that an SQL predicate selects."""
-    found = lake.read(table, ["generation", "applied", "versions", "is_whole"], where)
-    return [
-        FrontierRow(
-            each["generation"],
-            Applied.from_fields(json.loads(each["applied"])),
-            dict(each["versions"]),
-            each["is_whole"],
-        )
-        for each in found.to_pylist()
-    ]
-
-
-def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> FrontierRow | None:
-    """Return the newest row not above an LSN or a commit time, or the newest of all.
-
-    It is of the newest generation that has one.
-    """
-    where = ["is_whole"]
-    if lsn is not None:
-        where.append(f"lsn <= {int(lsn)}")
-    if time is not None:
-        where.append(f"committed_at <= '{time.isoformat()}'")
-    order = ["generation", "seq", "lsn"]
-    places = lake.read(table, order, " AND ".join(where)).to_pylist()
-    if not places:
-        return None
-    newest = max(places, key=lambda each: [each[name] for name in order])
-    return rows(table, " AND ".join(f"{name} = {newest[name]}" for name in order))[-1]
-
-
-def as_columns(row: FrontierRow) -> dict[str, object]:
-    """Return a row by its columns."""
-    applied = row.applied
-    return {
-        "generation": row.generation,
-        "epoch": applied.epoch,
-        "lsn": int(applied.lsn),
-        "seq": applied.seq,
-        "committed_at": applied.committed_at_us,
-        "applied": json.dumps(applied._asdict()),
-        "versions": list(row.versions.items()),
-        "is_whole": row.is_whole,
-        "written_at": _now(),
-    }
 
 
 def _now() -> datetime:

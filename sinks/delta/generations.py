@@ -18,8 +18,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from cdc.errors import ConfigError, UnavailableError
-from lockstep.sinks.delta import evolve, lake
-from lockstep.sinks.delta.frontiers import FrontierRow, Frontiers
+from lockstep.sinks.delta import evolve, features, lake
+from lockstep.sinks.delta.frontier_rows import FrontierRow
+from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.lake import Commit
 
 if TYPE_CHECKING:
@@ -106,15 +107,15 @@ def switch(settings: Settings, generation: int) -> None:
     carried = {each: _carried(settings, generation, each) for each in shared}
     versions |= {each: version for each, (version, _) in carried.items()}
     applied, reached = new.applied, max(new.applied.seq, built.reached)
-    whole = True
+    at_one_frontier = True
     if before is not None and shared:
         applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
         # If the follower is in the middle of a cut, some of them are ahead of its frontier.
         ahead = max(seq for _, seq in carried.values())
         reached = max(reached, before.applied.seq, current.reached, ahead)
-        whole = before.applied.seq == new.applied.seq and ahead <= applied.seq
+        at_one_frontier = before.applied.seq == new.applied.seq and ahead <= applied.seq
     applied = applied._replace(generation=generation)
-    current.switch(FrontierRow(generation, applied, versions, whole), reached)
+    current.switch(FrontierRow(generation, applied, versions, at_one_frontier), reached)
     clear(settings, generation, settings.path)
 
 
@@ -144,13 +145,16 @@ def _moved(settings: Settings, generation: int, mirror: str, version: int) -> in
     built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)
     assert built is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    upto = built.transaction_version(app) or lake.transaction_version(generation, 0)
+    upto = lake.newest_transaction(built, app) or lake.transaction_version(generation, 0)
     table = lake.opened(path, settings.storage)
-    if table is None or (table.transaction_version(app) or 0) < upto:
+    if table is not None:
+        features.expect_ours(table, changes_rows=False)
+    if table is None or (lake.newest_transaction(table, app) or 0) < upto:
         table = lake.copied(
             built, path, settings.storage, Commit(app, upto, lake.newest_facts(built))
         )
-    evolve.keep_key(table, evolve.key_of(built), lake.newest_facts(built), settings.storage)
+    by = evolve.Writer(lake.newest_facts(built), settings.storage, settings.large)
+    evolve.keep_key(table, evolve.key_of(built), by)
     return table.version()
 
 
@@ -159,10 +163,11 @@ def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    number, seq = lake.generation_and_seq(table.transaction_version(app))
+    number, seq = lake.generation_and_seq(lake.newest_transaction(table, app))
     if number < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
         commit = Commit(app, lake.transaction_version(generation, seq), facts)
+        features.expect_ours(table, changes_rows=False)
         with lake.translated(table.table_uri):
             lake.append(table, lake.arrow_schema(table).empty_table(), commit)
     return table.version(), seq
@@ -174,9 +179,10 @@ def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int 
     if table is None:
         return None
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    if lake.generation_and_seq(table.transaction_version(app))[0] < generation:
+    if lake.generation_and_seq(lake.newest_transaction(table, app))[0] < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
         commit = Commit(app, lake.transaction_version(generation, seq), facts)
+        features.expect_ours(table, changes_rows=False)
         with lake.translated(table.table_uri):
             lake.replace(table, lake.arrow_schema(table).empty_table(), commit)
             table.update_incremental()

@@ -5,16 +5,19 @@ most one version of a row is valid, from `_commit_lsn` to `_valid_to_lsn` (exclu
 valid). A delete only ends one. All versions of one transaction are kept; those that were never
 visible end where they start.
 
-One commit per batch: it ends stored versions and adds new ones.
+One commit per batch: it ends stored versions and adds new ones. `apply` merges, and reads all
+valid versions; `replaced` reads those of the batch's keys.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import WriterProperties
 
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import lake
@@ -35,10 +38,13 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.positions import Positions, RowsOfFile
     from lockstep.sinks.delta.work import Work
 
-# A column of the merge's source only: the stored version that a row ends, NULL in a new version.
+# The stored version that a row ends; in the merge's source its seq, and NULL in a new version.
 _ENDS: Final = "_ends"
+# In files of a history.
+GROUP_ROWS: Final = 1_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of what ends a version
@@ -51,6 +57,7 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     if work.truncated is not None:
         lake.replace(table, new, commit)
         return
+    ended = ended.set_column(0, _ENDS, stored[SEQ].take(ended[_ENDS]))
     source = pa.concat_tables(
         [ended, new.append_column(_ENDS, pa.nulls(new.num_rows, pa.int64()))],
         promote_options="default",
@@ -64,12 +71,37 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
             source_alias="s",
             target_alias="t",
             streamed_exec=False,
+            writer_properties=WriterProperties(max_row_group_size=GROUP_ROWS),
             commit_properties=commit.properties,
         )
         .when_matched_update(updates=ends)
         .when_not_matched_insert(updates=values, predicate=f"s.{quoted(_ENDS)} IS NULL")
         .execute()
     )
+
+
+def replaced(
+    table: DeltaTable, work: Work, positions: Positions
+) -> tuple[list[RowsOfFile], pa.Table]:
+    """Return the stored versions that end, and the rows to add: the ended ones, and new versions.
+
+    Not for a batch with a truncate, which ends every version.
+    """
+    schema = lake.arrow_schema(table)
+    found = list(positions.find(positions.identities(work.batch.rows).unique()))
+    parts = [positions.rows(table, each, schema) for each in found]
+    stored = pa.concat_tables([schema.empty_table(), *parts])
+    new, ended = versions(stored, work)
+    places = ended[_ENDS].combine_chunks()
+    rows = stored.take(places)
+    for name in (VALID_TO_LSN, VALID_TO, CURRENT):
+        rows = rows.set_column(schema.get_field_index(name), schema.field(name), ended[name])
+    ends = pc.is_in(pa.arange(0, stored.num_rows), value_set=places)
+    first = accumulate((len(each.rows) for each in found), initial=0)
+    hit = [
+        each.only(ends.slice(at, len(each.rows))) for each, at in zip(found, first, strict=False)
+    ]
+    return [each for each in hit if len(each.rows)], pa.concat_tables([new, rows])
 
 
 def _current(table: DeltaTable, work: Work) -> pa.Table:
@@ -81,7 +113,7 @@ def _current(table: DeltaTable, work: Work) -> pa.Table:
 
 
 def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
-    """Return the new versions, and the seq and end of each stored version that ends."""
+    """Return the new versions, and the index and end of each stored version that ends."""
     batch, key = work.batch, work.key
     rows, theirs = delta_keys.identities(batch.rows, stored, key)
     first = pc.index_in(rows, value_set=theirs).to_pylist()
@@ -95,7 +127,7 @@ def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
     }
     seqs = stored[SEQ].to_pylist()
     touched = range(len(seqs)) if work.truncates else heads
-    ended = {seqs[place]: ends.of(seqs[place], heads.get(place)) for place in touched}
+    ended = {place: ends.of(seqs[place], heads.get(place)) for place in touched}
     mine = batch.rows[SEQ].to_pylist()
     new = ends.written(batch.rows, [ends.of(mine[at], next_) for at, next_ in enumerate(after)])
     return new.filter(pc.invert(batch.deleted)), ends.alone(ended, new.schema)
@@ -133,11 +165,11 @@ class _Ends:
 
     @staticmethod
     def alone(ended: dict[int, _End | None], schema: pa.Schema) -> pa.Table:
-        """Return the seqs of stored versions that end, with their ends."""
-        ending = [(seq, end) for seq, end in ended.items() if end is not None]
+        """Return the indexes of stored versions that end, with their ends."""
+        ending = [(place, end) for place, end in ended.items() if end is not None]
         return pa.table(
             {
-                _ENDS: [seq for seq, _ in ending],
+                _ENDS: [place for place, _ in ending],
                 VALID_TO_LSN: [end[1] for _, end in ending],
                 VALID_TO: [end[2] for _, end in ending],
                 CURRENT: [False] * len(ending),

@@ -10,13 +10,14 @@ Pure.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lockstep.sinks.delta.lake import looked_up
-from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.layout import EXACT, OURS, SEQ
 from lockstep.sinks.delta.rows import only
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.rows import Batch
 
 _SEPARATOR: Final = b"\x00"  # occurs in no Postgres text
+_HASH_BYTES: Final = 16
+# How many rows are shown at a time.
+_HASHED_ROWS: Final = 65_536
 
 
 def places(wanted: pa.Table, stored: pa.Table, key: Sequence[str]) -> pa.Int32Array:
@@ -46,7 +50,9 @@ def needs_text(rows: pa.Table, key: Sequence[str]) -> bool:
 
 def always_text(schema: pa.Schema, key: Sequence[str]) -> bool:
     """Return whether a key is compared as text whatever its values are."""
-    return len(key) > 1 or pa.types.is_floating(schema.field(key[0]).type)
+    kind = schema.field(key[0]).type
+    # Arrow searches no sorted decimals.
+    return len(key) > 1 or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def identities_of(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
@@ -54,6 +60,35 @@ def identities_of(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.A
     if as_text or always_text(table.schema, key):
         return _texts(table, key)
     return _flat(table[key[0]])
+
+
+def hashes(rows: pa.Table) -> pa.Array:
+    """Return a hash of each row's values, which identifies it: equal rows have equal ones.
+
+    128 bits of BLAKE2b, so that nobody finds two rows with one hash. A column that is NULL does not
+    count: a stored row keeps its hash when a column is added. 0 and -0 are different values here,
+    as they are in the log.
+    """
+    names = sorted(name for name in rows.column_names if name not in OURS or name == EXACT)
+    found = list[bytes]()
+    for part in rows.select(names).to_batches(_HASHED_ROWS):
+        shown = [_shown(part.column(at), name) for at, name in enumerate(names)]
+        texts = pc.binary_join_element_wise(*shown, _scalar(b"")).to_pylist()
+        found += [blake2b(text, digest_size=_HASH_BYTES).digest() for text in texts]
+    return pa.array(found, pa.binary())
+
+
+def _shown(values: pa.Array, name: str) -> pa.Array:
+    """Return each value with its column's name, unambiguously; nothing for NULL."""
+    if pa.types.is_map(values.type):  # it has no order
+        shown = [repr(sorted(each)).encode() if each else None for each in values.to_pylist()]
+        text = pa.array(shown, pa.binary())
+    else:
+        text = _as_bytes(values)
+    marked = pc.binary_join_element_wise(
+        _scalar(name.encode()), text, _scalar(b""), _scalar(_SEPARATOR)
+    )
+    return pc.fill_null(marked, _scalar(b""))
 
 
 def _texts(table: pa.Table, key: Sequence[str]) -> pa.Array:
@@ -64,21 +99,25 @@ def _texts(table: pa.Table, key: Sequence[str]) -> pa.Array:
 def _text(table: pa.Table, name: str) -> pa.Array:
     """Return a column's values as bytes: marked as a value, a text from `_exact`, or NULL."""
     values = _flat(table[name])
-    if pa.types.is_binary(values.type):
-        # Binary is the only type that may contain the separator.
-        size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
-        text = pc.binary_join_element_wise(size, values, pa.scalar(b":", pa.binary()))
-    elif pa.types.is_list(values.type):
-        shown = [None if each is None else repr(each).encode() for each in values.to_pylist()]
-        text = pa.array(shown, pa.binary())
-    else:
-        text = unsigned_zero(values).cast(pa.string()).cast(pa.binary())
+    text = _as_bytes(unsigned_zero(values))
     marked = pc.binary_join_element_wise(_scalar(b"v"), text, _scalar(b""))
     if not values.null_count:
         return marked
     odd = looked_up(_flat(table[EXACT]), name)
     exact = pc.binary_join_element_wise(_scalar(b"x"), odd.cast(pa.binary()), _scalar(b""))
     return pc.coalesce(marked, exact, _scalar(b"n"))
+
+
+def _as_bytes(values: pa.Array) -> pa.Array:
+    """Return the values as bytes without the separator, except in binary, which has its length."""
+    if pa.types.is_binary(values.type):
+        # Binary is the only type that may contain the separator.
+        size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
+        return pc.binary_join_element_wise(size, values, _scalar(b":"))
+    if pa.types.is_list(values.type):
+        shown = [None if each is None else repr(each).encode() for each in values.to_pylist()]
+        return pa.array(shown, pa.binary())
+    return values.cast(pa.string()).cast(pa.binary())
 
 
 def newest(batch: Batch, key: Sequence[str]) -> Batch:

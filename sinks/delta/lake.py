@@ -9,6 +9,7 @@ newest transaction shows up to which seq its rows are.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from queue import Full, Queue
 from threading import Event, Thread
@@ -27,6 +28,7 @@ from deltalake import (
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from cdc.errors import (
+    ConfigError,
     StoreLostError,
     UnavailableError,
     gist,
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
 _HISTORY: Final = 50
 _TABLE: Final = "t"
 _PARTS_AHEAD: Final = 4
+# What delta-rs says of tables that no attempt can read or write, in errors of several classes.
+_UNSUPPORTED: Final = re.compile(
+    r"Unsupported table features required: \[[^\]]*\]|Unsupported: Feature '[^']*'"
+    r"|catalog-managed table|Invalid protocol action|Unsupported minimum (?:reader|writer) version"
+)
 _LOOK_SECONDS: Final = 0.1
 # The seqs of 89 years at 100,000 changes a second; the other bits count 32,767 generations.
 _SEQ_BITS: Final = 48
@@ -77,6 +84,12 @@ def transaction_version(generation: int, seq: int) -> int:
 def generation_and_seq(version: int | None) -> tuple[int, int]:
     """Return the generation and the seq in a Delta transaction's version; 0 if there is none."""
     return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
+
+
+def newest_transaction(table: DeltaTable, app: str) -> int | None:
+    """Return the version of an app's newest transaction, which may be read from the storage."""
+    with translated(table.table_uri):
+        return table.transaction_version(app)
 
 
 def unmoved(facts: Mapping[str, object]) -> CommitProperties:
@@ -132,12 +145,24 @@ def translated(path: str) -> Iterator[None]:
     except TableNotFoundError as error:
         raise StoreLostError(f"the Delta table {path} is missing") from error
     except CommitFailedError as error:
-        raise ConflictError(f"{path}: another commit was first") from error
+        raise _unsupported(path, error) or ConflictError(
+            f"{path}: another commit was first"
+        ) from error
     except (DeltaError, OSError) as error:
-        raise UnavailableError(
+        raise _unsupported(path, error) or UnavailableError(
             f"{path}: {gist(error)}",
             hint="the follower tries again; see that the storage can be reached and written",
         ) from error
+
+
+def _unsupported(path: str, error: Exception) -> ConfigError | None:
+    """Return the error for a table that no attempt can read or write; None if it is another."""
+    found = _UNSUPPORTED.search(str(error))
+    return found and ConfigError(
+        f"{path} has what delta-rs does not support: {found[0]}",
+        hint="it was enabled by another writer: drop it (`ALTER TABLE … DROP FEATURE`), or move the"
+        " table away and `cdc rebuild` the follower; docs/DELTA.md has what is supported",
+    )
 
 
 def arrow_schema(table: DeltaTable, columns: Sequence[str] | None = None) -> pa.Schema:

@@ -66,13 +66,13 @@ def ours(*, history: bool = False, soft: bool = False) -> dict[str, object]:
 def schema(
     columns: Iterable[tuple[str, DeltaType]],
     table: str,
-    behind: Mapping[str, object] = OURS,
+    ours: Mapping[str, object] = OURS,
 ) -> dict[str, object]:
     """Return the schema of a mirror for JSON; raise ConfigError if Delta can't have it.
 
-    `behind` are our columns.
+    `ours` are our columns.
     """
-    return struct([*((name, kind.json) for name, kind in columns), *behind.items()], table)
+    return struct([*((name, kind.json) for name, kind in columns), *ours.items()], table)
 
 
 def struct(fields: Iterable[tuple[str, object]], table: str) -> dict[str, object]:

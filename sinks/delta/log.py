@@ -34,6 +34,21 @@ def vectors(table: DeltaTable) -> Vectors:
     return {path: add["deletionVector"] for path, add in found if add.get("deletionVector")}
 
 
+def since(table: DeltaTable, version: int) -> tuple[Added, set[str]] | None:
+    """Return the add actions after a version, and the paths of files that it had and are removed.
+
+    None if the log no longer has every commit since.
+    """
+    storage, found, removed = files(table), Added(), set[str]()
+    for each in range(version + 1, table.version() + 1):
+        try:
+            with storage.open_input_file(f"{_LOG}/{each:020d}.json") as file:
+                removed |= _committed(file.read(), found)
+        except FileNotFoundError:
+            return None
+    return found, removed
+
+
 def added(table: DeltaTable) -> Added:
     """Return the add action of each file."""
     storage, last = files(table), table.version()
@@ -66,11 +81,13 @@ def _checkpointed(rows: list[dict[str, Any]], found: Added) -> None:
             found[add["path"]] = {**add, "deletionVector": known}
 
 
-def _committed(text: bytes, found: Added) -> None:
+def _committed(text: bytes, found: Added) -> set[str]:
+    """Apply a commit; return the paths of the files that it removes."""
     actions = [json.loads(line) for line in text.splitlines() if line.strip()]
-    for action in actions:
-        if "remove" in action:
-            found.pop(action["remove"]["path"], None)
+    removed = {action["remove"]["path"] for action in actions if "remove" in action}
+    for path in removed:
+        found.pop(path, None)
     for action in actions:
         if add := action.get("add"):
             found[add["path"]] = add
+    return removed

@@ -1,15 +1,19 @@
-"""The position of each key's row: the keys of a mirror's files in memory, and their deletions.
+"""The position of each row that a change can replace: an index of a mirror's files in memory.
 
-Files never change, so a file's keys are read once, and those of files that we write are never read:
-they are known at the write. Finding a batch's keys is one pass over all keys of the table, about
-ten nanoseconds each: no sorting, no hashes that could collide. A key costs its own bytes and eight
-for the seq.
+A row's identity is its key; in a history it is the key, of valid versions only; in a table without
+a key it is a hash of all values (`sinks.delta.keys.hashes`). Each file's identities are sorted,
+with the row of each: finding a batch is a binary search for each of its keys, whatever the size of
+the table. Files never change, so a file's identities are read once, and those of files that we
+write are never read: they are known at the write. An identity costs its own bytes and four for its
+row; a key eight more, for the row's seq.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -18,12 +22,43 @@ import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import lake, log
-from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.layout import CURRENT, EXACT, SEQ
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
+
+# Above one row in so many, a file's deleted rows are united column by column instead of row by row.
+_FEW: Final = 64
+
+
+class Identity(NamedTuple):
+    """What identifies the rows that changes replace."""
+
+    key: tuple[str, ...]  # empty: all values of the row
+    is_history: bool
+
+    def columns(self, schema: pa.Schema, *, as_text: bool) -> list[str]:
+        """Return the columns that show the identities of stored rows, and which rows have one."""
+        if not self.key:
+            return list(schema.names)
+        odd = as_text or delta_keys.always_text(schema, self.key)
+        more = [CURRENT] if self.is_history else [SEQ]
+        return [*dict.fromkeys([*self.key, *more, *([EXACT] if odd else [])])]
+
+    def of(self, rows: pa.Table, *, as_text: bool) -> pa.Array:
+        """Return the identities of rows."""
+        if not self.key:
+            return delta_keys.hashes(rows)
+        return delta_keys.identities_of(rows, self.key, as_text=as_text)
+
+
+class Footer(NamedTuple):
+    """What a file's end says about its row groups."""
+
+    metadata: pq.FileMetaData
+    ends: list[int]  # of each group, in rows
 
 
 @dataclass(slots=True)
@@ -32,22 +67,25 @@ class DataFile:
 
     path: str
     bytes: int
-    keys: pa.Array
-    seqs: pa.Array
+    rows: int  # how many it holds, deleted ones included
+    keys: pa.Array  # the identities, sorted
+    places: pa.Int32Array  # the row of each
+    seqs: pa.Array | None  # of all rows; None if none is asked for
     deleted: pa.BooleanArray
-    stats: dict[str, Any] = field(default_factory=dict)
+    dead: int  # how many rows are deleted
+    stats: str  # JSON, as its add action has them
     vector: Mapping[str, object] | None = None  # the deletion vector that the log names
+    footer: Footer | None = None
 
     @property
-    def rows(self) -> int:
-        """How many rows it holds, deleted ones included."""
-        return len(self.seqs)
+    def nbytes(self) -> int:
+        """How many bytes of memory its identities take."""
+        seqs = 0 if self.seqs is None else self.seqs.nbytes
+        return int(self.keys.nbytes + self.places.nbytes + seqs)
 
-    @property
-    def dead(self) -> int:
-        """How many of its rows are deleted."""
-        count: int = self.deleted.true_count
-        return count
+    def mark(self, deleted: pa.BooleanArray, vector: Mapping[str, object] | None) -> None:
+        """Set the deleted rows and their vector."""
+        self.deleted, self.vector, self.dead = deleted, vector, deleted.true_count
 
 
 @dataclass(slots=True)
@@ -55,75 +93,173 @@ class RowsOfFile:
     """Rows of one file that a batch replaces."""
 
     file: DataFile
-    hits: pa.BooleanArray  # which of the file's rows are hit
-    wanted: pa.Array  # the batch's row for each hit
+    rows: pa.Int32Array
+    wanted: pa.Int32Array  # the identity for which each was found, as its index
 
     def only(self, some: pa.BooleanArray) -> RowsOfFile:
-        """Return some of the hits."""
-        rows = pc.indices_nonzero(self.hits).filter(some)
-        hits = pc.is_in(pa.arange(0, self.file.rows), value_set=rows.cast(pa.int64()))
-        return RowsOfFile(self.file, hits, self.wanted.filter(some))
+        """Return some of the rows."""
+        return RowsOfFile(self.file, self.rows.filter(some), self.wanted.filter(some))
 
 
 class Positions:
-    """The keys of one table."""
+    """The rows of one table."""
 
-    def __init__(self, key: Sequence[str]) -> None:
-        self._key = key
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
         self.files: dict[str, DataFile] = {}
         self.version = -1
         # Whether keys are compared as text: a key may be NULL, or does not fit its column.
         self._as_text = False
 
     def follow(self, table: DeltaTable, *, as_text: bool) -> None:
-        """Load the table's files as of its version."""
+        """Load the table's files as of its version: those that are new since the last one."""
         if as_text and not self._as_text:
             self._as_text = True
             self.files.clear()
             self.version = -1
         if self.version == table.version():
             return
-        actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-        known, self.files = self.files, {}
-        for each in actions:
-            path = each["path"]
-            file = known.get(path) or self._read(table, path, each["size_bytes"])
-            file.deleted, file.vector = pa.repeat(pa.scalar(value=False), file.rows), None
-            self.files[path] = file
-        marked = dict(deleted_rows(table, self.files))
-        named = log.vectors(table) if marked else {}
-        for path, deleted in marked.items():
-            file = self.files[path]
-            file.deleted, file.vector = _over(deleted, file.deleted), named[path]
+        since = log.since(table, self.version) if self.version >= 0 else None
+        if since is None:
+            self._load(table, log.added(table))
+        else:
+            added, removed = since
+            kept = {path: file for path, file in self.files.items() if path not in removed}
+            if any(add.get("deletionVector") for add in added.values()):
+                # Somebody else has deleted rows: rare, so all vectors are read.
+                self._load(table, log.added(table))
+            else:
+                self.files = kept | {path: self._read(table, add) for path, add in added.items()}
         self.version = table.version()
 
+    def _load(self, table: DeltaTable, added: log.Added) -> None:
+        known, self.files = self.files, {}
+        for path, add in added.items():
+            file = known.get(path) or self._read(table, add)
+            file.mark(_none(file.rows), None)
+            file.stats = add.get("stats") or ""
+            self.files[path] = file
+        if any(add.get("deletionVector") for add in added.values()):
+            for path, deleted in deleted_rows(table, self.files):
+                file = self.files[path]
+                file.mark(_over(deleted, file.deleted), added[path].get("deletionVector"))
+
     def identities(self, rows: pa.Table) -> pa.Array:
-        """Return the identities of rows, comparable with the files' keys."""
-        return delta_keys.identities_of(rows, self._key, as_text=self._as_text)
+        """Return the identities of rows, comparable with those of the files."""
+        return self._identity.of(rows, as_text=self._as_text)
 
     def find(self, wanted: pa.Array) -> Iterator[RowsOfFile]:
-        """Yield the rows that have one of the keys."""
+        """Yield the rows that have one of the identities, which are distinct."""
         for file in self.files.values():
-            places = pc.index_in(file.keys, value_set=wanted)
-            there = pc.and_not(places.is_valid(), file.deleted)
-            if there.true_count:
-                yield RowsOfFile(file, there, places.filter(there))
+            first = pc.search_sorted(file.keys, wanted, side="left")
+            end = pc.search_sorted(file.keys, wanted, side="right")
+            hit = pc.indices_nonzero(pc.less(first, end)).cast(pa.int32())
+            first, end = first.take(hit), end.take(hit)
+            if pc.any(pc.greater(pc.subtract(end, first), 1)).as_py():
+                first, hit = _every(first, end, hit)
+            rows = file.places.take(first)
+            there = RowsOfFile(file, rows, hit).only(pc.invert(file.deleted.take(rows)))
+            if len(there.rows):
+                yield there
+
+    def rows(self, table: DeltaTable, found: RowsOfFile, schema: pa.Schema) -> pa.Table:
+        """Return columns of the found rows; of the file only the row groups with one are read."""
+        file = found.file
+        with log.files(table).open_input_file(unquote(file.path)) as opened:
+            reader = _reader(opened, file.footer)
+            if file.footer is None:
+                groups = range(reader.num_row_groups)
+                sizes = (reader.metadata.row_group(each).num_rows for each in groups)
+                file.footer = Footer(reader.metadata, list(accumulate(sizes)))
+            ends, rows = file.footer.ends, found.rows.to_pylist()
+            of = [bisect_right(ends, row) for row in rows]
+            read = sorted(set(of))
+            starts, first = {}, 0
+            for group in read:
+                begin = ends[group - 1] if group else 0
+                starts[group] = first - begin
+                first += ends[group] - begin
+            there = [name for name in schema.names if name in reader.schema_arrow.names]
+            part = reader.read_row_groups(read, columns=there, use_threads=False)
+        # First the types: Arrow takes no rows of some that delta-rs writes.
+        places = [row + starts[group] for row, group in zip(rows, of, strict=True)]
+        return lake.under(part, schema).take(pa.array(places, pa.int64()))
 
     def read(self, table: DeltaTable, path: str, columns: Sequence[str] | None) -> pa.Table:
-        """Return columns of a file, in the table's types."""
-        with log.files(table).open_input_file(unquote(path)) as file:
-            # Files rewritten by a Spark with other settings have INT96 timestamps: without a time
-            # zone, and as nanoseconds they would end in 2262.
-            rows = pq.read_table(file, columns=columns, coerce_int96_timestamp_unit="us")
+        """Return columns of a file, in the table's types; without those that it lacks."""
+        with log.files(table).open_input_file(unquote(path)) as opened:
+            reader = _reader(opened)
+            names = set(reader.schema_arrow.names)
+            wanted = None if columns is None else [name for name in columns if name in names]
+            rows = reader.read(wanted)
         return rows.cast(lake.arrow_schema(table, rows.column_names))
 
-    def _read(self, table: DeltaTable, path: str, size: int) -> DataFile:
-        schema = lake.arrow_schema(table, self._key)
-        odd = [EXACT] if self._as_text or delta_keys.always_text(schema, self._key) else []
-        rows = self.read(table, path, [*self._key, SEQ, *odd])
-        seqs = rows[SEQ].combine_chunks()
-        none = pa.repeat(pa.scalar(value=False), len(seqs))
-        return DataFile(path, size, self.identities(rows), seqs, none)
+    def indexed(self, path: str, size: int, rows: pa.Table, stats: str) -> DataFile:
+        """Return the description of a file with these rows."""
+        keys, history, many = self._identity.key, self._identity.is_history, rows.num_rows
+        mine = pc.indices_nonzero(rows[CURRENT].combine_chunks()) if history else None
+        identities = self.identities(rows if mine is None else rows.take(mine))
+        order = pc.sort_indices(identities)
+        places = order if mine is None else mine.take(order)
+        return DataFile(
+            path=path,
+            bytes=size,
+            rows=many,
+            keys=identities.take(order),
+            places=places.cast(pa.int32()),
+            seqs=rows[SEQ].combine_chunks() if keys and not history else None,
+            deleted=_none(many),
+            dead=0,
+            stats=stats,
+        )
+
+    def _read(self, table: DeltaTable, add: Mapping[str, object]) -> DataFile:
+        path, size = str(add["path"]), int(str(add["size"]))
+        schema = lake.arrow_schema(table)
+        names = self._identity.columns(schema, as_text=self._as_text)
+        rows = self.read(table, path, names)
+        rows = lake.under(rows, lake.arrow_schema(table, names))
+        return self.indexed(path, size, rows, str(add.get("stats") or ""))
+
+
+def with_deleted(deleted: pa.BooleanArray, rows: pa.Array) -> pa.BooleanArray:
+    """Return a file's deleted rows with some more."""
+    if len(rows) * _FEW > len(deleted):
+        all_rows = pa.arange(0, len(deleted)).cast(rows.type)
+        return pc.or_(deleted, pc.is_in(all_rows, value_set=rows))
+    bits = bytearray(_bitmap(deleted))
+    for row in rows.to_pylist():
+        bits[row >> 3] |= 1 << (row & 7)
+    return pa.BooleanArray.from_buffers(pa.bool_(), len(deleted), [None, pa.py_buffer(bits)])
+
+
+def _bitmap(rows: pa.BooleanArray) -> pa.Buffer:
+    if rows.offset:
+        rows = pa.concat_arrays([rows, rows.slice(0, 0)])
+    return rows.buffers()[1]
+
+
+def _every(first: pa.Array, end: pa.Array, hit: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return all places from the first to the end of each hit, and the hit of each."""
+    places, hits = list[int](), list[int]()
+    for low, high, each in zip(*(part.to_pylist() for part in (first, end, hit)), strict=True):
+        places += range(low, high)
+        hits += [each] * (high - low)
+    return pa.array(places, pa.int64()), pa.array(hits, pa.int32())
+
+
+def _reader(opened: pa.NativeFile, footer: Footer | None = None) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        opened,
+        metadata=footer and footer.metadata,
+        # Files rewritten by a Spark with other settings have INT96 timestamps: without a time zone,
+        # and as nanoseconds they would end in 2262.
+        coerce_int96_timestamp_unit="us",
+    )
+
+
+def _none(rows: int) -> pa.BooleanArray:
+    return pa.repeat(pa.scalar(value=False), rows)
 
 
 def _over(deleted: pa.BooleanArray, none: pa.BooleanArray) -> pa.BooleanArray:

@@ -65,8 +65,8 @@ def batch(changes: Changes, schema: pa.Schema, readers: dict[int, ColumnReader])
     if not parts:
         none = pa.array([], pa.bool_())
         return Batch(schema.empty_table(), none, {})
-    whole = joined(parts)
-    return taken(whole, pc.sort_indices(whole.rows[layout.SEQ]))
+    complete = joined(parts)
+    return taken(complete, pc.sort_indices(complete.rows[layout.SEQ]))
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -14,10 +15,25 @@ if TYPE_CHECKING:
 
 
 class Applier(Protocol):
-    """One way of applying a batch; all have the same result."""
+    """A writer of large tables, and of those with features that only it supports."""
 
     def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
         """Apply the work in one commit; raise ConflictError if another came first."""
+        ...
+
+    def alter(
+        self,
+        table: DeltaTable,
+        facts: Mapping[str, object],
+        *,
+        columns: Sequence[Mapping[str, object]] = (),
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Add columns, as a schema has them in JSON, or set properties."""
+        ...
+
+    def maintain(self, table: DeltaTable, cluster: Sequence[str], hours: int | None) -> None:
+        """Join small files; delete files that were removed so many hours ago, if given."""
         ...
 
 
@@ -42,6 +58,8 @@ class Settings(NamedTuple):
     spark_above_bytes: int = 1_000_000_000
     optimize_minutes: float = 60.0
     vacuum_hours: float = 168.0
+    # For how long a frontier is held back at which no mirror has changed.
+    idle_seconds: float = 0.0
 
     @property
     def owner(self) -> dict[str, object]:

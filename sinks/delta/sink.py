@@ -18,6 +18,7 @@ else: the cut is applied to the other mirrors first, and the error names the tab
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import pyarrow.compute as pc
@@ -25,12 +26,14 @@ import pyarrow.compute as pc
 from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
 from cdc.events import table_name, unescaped_table
 from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
-from lockstep.sinks.delta import actions, buckets, generations, lake, layout, merge, vectors
+from lockstep.sinks.delta import actions, buckets, generations, lake, layout
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
+from lockstep.sinks.delta.appliers import Appliers
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.gathered import Gathered
+from lockstep.sinks.delta.idle import IdleFrontier
 from lockstep.sinks.delta.rows import batch
 from lockstep.sinks.delta.table import Keeper, Mirror
 from lockstep.sinks.delta.upkeep import Upkeep
@@ -39,23 +42,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Altered, Version
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.buckets import Target
-    from lockstep.sinks.delta.frontiers import FrontierRow
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.frontier_rows import FrontierRow
     from lockstep.sinks.delta.settings import Settings
-    from lockstep.sinks.delta.work import Work
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many commits run concurrently: they wait for storage more than they compute.
-_AT_ONCE: Final = 4
-# Up to this many bytes a merge rewrites a complete table in less than a second.
-_MERGED_BYTES: Final = 16 << 20
+# How many commits run concurrently: on an object store they wait for it more than they compute.
+_AT_ONCE: Final = 16
 
 
 class DeltaSink:
@@ -79,15 +77,26 @@ class DeltaSink:
         self._pending: dict[str, Gathered] = {}
         self._altered: dict[str, list[Altered]] = {}  # in the cut
         self._staged: dict[str, tuple[Target, list[Action]]] = {}
-        self._vectors = vectors.Vectors(settings.storage)
+        # The mirrors whose versions may not be those in the newest frontier.
+        self._touched: set[str] = set()
         self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
+        self._appliers = Appliers(settings, self._upkeep)
         self._pool: ThreadPoolExecutor | None = None
+        # A shadow build's frontiers are compared with the log's: none is held back.
+        seconds = settings.idle_seconds if generation is None else 0.0
+        self._idle = IdleFrontier(seconds, self._write_idle)
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         return type(self), (self._settings, self._generation, self._tables)
 
     def open(self) -> StoreState | None:
+        with self._idle.lock:
+            self._idle.forget()
+            return self._open()
+
+    def _open(self) -> StoreState | None:
         self._mirrors.clear()
+        self._touched.clear()
         self._forget_cut()
         mine = self._settings
         self._root, self._past = generations.place(mine, self._generation)
@@ -109,6 +118,7 @@ class DeltaSink:
                 " version",
                 tables=frozenset(table_name(*unescaped_table(each)) for each in lost),
             )
+        self._touched |= newest.versions.keys()
         return StoreState(newest.applied, max(reached, *filter(None, found.values()), 0))
 
     def _seq_of(self, place: str, version: int) -> tuple[str, int | None]:
@@ -135,8 +145,13 @@ class DeltaSink:
             )
         self._forget_cut()
         newest = {version.topic: version for version in versions if self._keeps(version)}
-        self._frontiers.begin(reached if newest else 0, above)
-        self._every(self._find_or_create, [(self._place(each), each) for each in newest.values()])
+        if above is not None:
+            self._idle.flush()
+        with self._idle.lock:
+            self._frontiers.begin(reached if newest else 0, above)
+        places = [(self._place(each), each) for each in newest.values()]
+        self._touched |= {place for place, _ in places}
+        self._every(self._find_or_create, places)
 
     def _find_or_create(self, place: str, version: Version) -> None:
         """Find the mirror, or create it if there was none."""
@@ -150,7 +165,8 @@ class DeltaSink:
             mirror.ensure(version)
         elif not self._frontiers.knows(mirror.seq):
             raise StoreLostError(f"{mirror.path} is ahead of every seq that _frontiers has")
-        self._upkeep.retain(mirror)
+        if mirror.is_loaded:
+            self._upkeep.retain(mirror)
 
     def write(self, changes: Changes) -> int:
         if not self._keeps(changes.version):
@@ -190,8 +206,10 @@ class DeltaSink:
 
     def stage(self, target: Target, actions: Sequence[Action]) -> None:
         """Take the actions of the files that tasks have written, for the mirror's commit."""
-        gone = [buckets.removed(file) for file in target.files.values()] if target.replaces else []
-        self._staged[target.place] = target, [*gone, *actions]
+        removed = (
+            [buckets.removed(file) for file in target.files.values()] if target.replaces else []
+        )
+        self._staged[target.place] = target, [*removed, *actions]
 
     def alter(self, altered: Altered) -> None:
         if not self._keeps(altered.version):
@@ -201,12 +219,17 @@ class DeltaSink:
             history = altered.version.name in self._settings.history
             self._pending.setdefault(place, Gathered(history=history)).alter(altered)
             self._altered.setdefault(place, []).append(altered)
+            self._touched.add(place)
 
     def _forget_cut(self) -> None:
         for each in (self._pending, self._altered, self._staged):
             each.clear()
 
     def commit(self, applied: Applied) -> None:
+        with self._idle.lock:
+            self._commit(applied)
+
+    def _commit(self, applied: Applied) -> None:
         self._every(lambda place, its: self._mirrors[place].alter(its), list(self._altered.items()))
         pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
         for place, changes in pending:
@@ -219,13 +242,29 @@ class DeltaSink:
         self._staged.clear()
         if self._frontiers.newest is None:
             self._adopt()
-        # Mirrors from an older generation are at another frontier until they are rewritten.
-        mirrors = {place: each for place, each in self._mirrors.items() if not each.is_stale}
-        if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
-            versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
-            self._frontiers.commit(applied, versions)
+        self._commit_frontier(applied)
         if self._upkeep.is_due(self._frontiers.tidied):
             self._tidy()
+
+    def _commit_frontier(self, applied: Applied) -> None:
+        """Write the frontier, unless a mirror is ahead of it; untouched mirrors are not asked."""
+        newest = self._frontiers.newest
+        if newest and newest.is_whole and not self._touched and self._idle.holds(applied):
+            return
+        # Mirrors from an older generation are at another frontier until they are rewritten.
+        touched = {place: self._mirrors[place] for place in self._touched}
+        touched = {place: each for place, each in touched.items() if not each.is_stale}
+        if all(mirror.seq <= applied.seq for mirror in touched.values()):
+            versions = {place: mirror.version for place, mirror in touched.items()}
+            if self._frontiers.commit(applied, {**(newest.versions if newest else {}), **versions}):
+                self._touched.clear()
+            self._idle.written()
+
+    def _write_idle(self, applied: Applied) -> None:
+        """Write a frontier at which the mirrors are as at the newest one."""
+        newest = self._frontiers.newest
+        assert newest is not None, "it was written before another was held"
+        self._frontiers.commit(applied, newest.versions)
 
     def _adopt(self) -> None:
         """Add the mirrors that direct mode filled to the first frontier, changed since or not."""
@@ -236,7 +275,9 @@ class DeltaSink:
                     is_there = mirror.find()
                 except (ConfigError, UnavailableError):
                     is_there = False  # not ours, or incomplete: none of its tables is required
-                if not is_there:
+                if is_there:
+                    self._touched.add(place)
+                else:
                     del self._mirrors[place]
 
     def _tidy(self) -> None:
@@ -248,11 +289,12 @@ class DeltaSink:
 
         def tidy(_: str, mirror: Mirror) -> None:
             mirror.find()
-            if not self._vectors.knows(mirror.table):
-                self._upkeep.optimize(mirror, mine.cluster.get(mirror.name, ()))
-            if not keeps_old:
-                self._upkeep.vacuum(mirror)
+            cluster = mine.cluster.get(mirror.name, ())
+            joins = not self._appliers.joins_files(mirror)
+            self._upkeep.maintain(mirror, cluster, joins=joins, deletes=not keeps_old)
 
+        # Files of the versions before are deleted one day: the next frontier names those after.
+        self._touched |= self._mirrors.keys()
         self._every(tidy, places)
 
     def _apply(self, place: str, changes: Changes, applied: Applied) -> None:
@@ -260,22 +302,7 @@ class DeltaSink:
         mirror.ensure(*changes.versions, changes=changes.changes)
         if not changes.changes and changes.truncated is None:
             return  # it was altered
-        mirror.apply(mirror.work(changes), applied, self._applier)
-
-    def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        """Apply the work by the configured applier, or by the one that suits the table."""
-        mine = self._settings
-        how = mine.applier
-        if how == "auto":
-            size = lake.size(table)
-            how = "vectors" if size >= _MERGED_BYTES else "delta-rs"
-            how = "spark" if size > mine.spark_above_bytes else how
-        if how == "spark" and mine.large and not work.is_special:
-            mine.large.apply(table, work, commit)
-        elif how == "vectors" and vectors.suits(table, work):
-            self._vectors.apply(table, work, commit)
-        else:
-            merge.apply(table, work, commit)
+        mirror.apply(mirror.work(changes), applied, self._appliers.apply)
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         altered = self._altered.get(self._place(version), [])
@@ -325,6 +352,8 @@ class DeltaSink:
                 yield key, seq, row
 
     def close(self) -> None:
+        with suppress(CDCError):  # the frontier before is as good
+            self._idle.flush()
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -397,6 +426,7 @@ def keeper_of(settings: Settings, generation: int) -> Keeper:
         settings.history,
         settings.partition,
         settings.is_direct,
+        settings.large,
     )
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 _COLUMNS: Final = 32
 _CHARACTERS: Final = 32
 _LAST_CHARACTER: Final = "\U0010ffff"
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written behind it
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written after it
 _LAST_MS: Final = 253_402_300_799_999
 
 
@@ -71,6 +71,13 @@ class Stats:
             "tightBounds": True,
         }
         return msgspec.json.encode(fields).decode()
+
+
+def with_deleted(stats: str, rows: int) -> str:
+    """Return a file's statistics once some of its rows are deleted: bounds that may be wide."""
+    known = msgspec.json.decode(stats or "{}", type=dict[str, msgspec.Raw])
+    known |= {"numRecords": msgspec.Raw(b"%d" % rows), "tightBounds": msgspec.Raw(b"false")}
+    return msgspec.json.encode(known).decode()
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import actions as delta_actions
-from lockstep.sinks.delta import altering, buckets, evolve, keys, lake, layout
+from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout
 from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.lake import Commit, ConflictError
@@ -23,11 +23,13 @@ from lockstep.sinks.delta.work import Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Altered, Applied, Change, Version
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.buckets import Target
+    from lockstep.sinks.delta.settings import Applier
     from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
@@ -46,11 +48,17 @@ class Keeper(NamedTuple):
     history: frozenset[str]
     partition: Mapping[str, Sequence[str]]
     is_direct: Callable[[str, str], bool] | None
+    large: Applier | None
 
     @property
     def app(self) -> str:
         """The Delta transactions' name, one for all generations: no two write concurrently."""
         return f"lockstep/{self.pipeline}/{self.follower}"
+
+    @property
+    def writer(self) -> evolve.Writer:
+        """Who alters mirrors."""
+        return evolve.Writer(self.facts(), self.storage, self.large)
 
     def facts(self, applied: Applied | None = None) -> dict[str, object]:
         """Return a commit's facts: its writer, and the frontier that it reaches."""
@@ -64,17 +72,54 @@ class Keeper(NamedTuple):
         return facts
 
 
+class OwnCommit(NamedTuple):
+    """A commit of this process."""
+
+    version: int
+    upto: int  # its transaction's version
+    tag: str | None  # of its file
+
+
 class Mirror:
     """The mirror of the table `name`, at `path`."""
 
     def __init__(self, name: str, path: str, keeper: Keeper) -> None:
         self.name, self.path, self._keeper = name, path, keeper
         self._table: DeltaTable | None = None
+        # Our own newest commit, if `_table` has not loaded it.
+        self._own: OwnCommit | None = None
+        # A version, and our transaction's version at it: to ask the table takes 0.4 ms.
+        self._known = (-1, 0)
+        # The schema and key that the table was given last, if no one has changed it since.
+        self._ensured: object = None
+        self._schema: pa.Schema | None = None
         self._readers: dict[int, ColumnReader] = {}
 
     @property
     def table(self) -> DeltaTable:
-        """The table; available after `find` or `ensure`."""
+        """The table, with our newest commit; available after `find` or `ensure`."""
+        if self._own is not None:
+            self._update()
+        return self._loaded
+
+    @property
+    def table_id(self) -> str:
+        """The table's id."""
+        return str(self._loaded.metadata().id)
+
+    @property
+    def version(self) -> int:
+        """The table's newest known version."""
+        return self._own.version if self._own else self._loaded.version()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `table` is at `version` without asking the storage."""
+        return self._own is None
+
+    @property
+    def _loaded(self) -> DeltaTable:
+        """The table without our newest commit, which changes no columns and no properties."""
         assert self._table is not None, "it was found or created"
         return self._table
 
@@ -82,6 +127,17 @@ class Mirror:
     def facts(self) -> dict[str, object]:
         """A commit's facts about its writer."""
         return self._keeper.facts()
+
+    @property
+    def spark(self) -> Applier | None:
+        """The writer of a table that only delta-spark may write; None if we may."""
+        table = self.table
+        return evolve.spark_of(table, self._keeper.large) if features.needs_spark(table) else None
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the table."""
+        with lake.translated(self.path):
+            evolve.set_properties(self.table, properties, self._keeper.writer)
 
     @property
     def seq(self) -> int:
@@ -94,7 +150,12 @@ class Mirror:
         """The generation that has written the table, and its seq."""
         if self._table is None:
             return 0, 0
-        return lake.generation_and_seq(self._table.transaction_version(self._keeper.app))
+        if self._own is not None:
+            return lake.generation_and_seq(self._own.upto)
+        version = self._table.version()
+        if self._known[0] != version:
+            self._known = version, lake.newest_transaction(self._table, self._keeper.app) or 0
+        return lake.generation_and_seq(self._known[1])
 
     @property
     def is_stale(self) -> bool:
@@ -102,27 +163,56 @@ class Mirror:
         return 0 < self._reached[0] < self._keeper.generation
 
     def find(self) -> bool:
-        """Load or refresh the table; return whether it exists. Raises if it is not ours."""
+        """Load or refresh the table; return whether it exists. Raises if it is not ours.
+
+        If our commit was the newest and is still there, a commit of another is seen once ours
+        conflicts with it.
+        """
         if self._table is None:
             table = lake.opened(self.path, self._keeper.storage)
             if table is None:
                 return False
             facts = lake.newest_facts(table)
             # The log may have only others' commits; but it always keeps our transaction's version.
-            if facts or table.transaction_version(self._keeper.app) is None:
+            if facts or lake.newest_transaction(table, self._keeper.app) is None:
                 self._check(facts)
             self._table = table
+        elif self._own is not None and self._own.tag is not None:
+            files = Files(self.path, self._keeper.storage)
+            if files.tag(delta_actions.log_name(self._own.version)) == self._own.tag:
+                return True
+        self._refresh()
+        return True
+
+    def _refresh(self) -> None:
+        """Load the newest version; raise SwitchedError if another generation has written it."""
+        self._update()
+        with lake.translated(self.path):
+            generation, _ = self._reached
+        if generation > self._keeper.generation:
+            raise SwitchedError(f"{self.path} already has generation {generation}")
+        features.expect_writable(self._loaded, self._keeper.large)
+
+    def _update(self) -> None:
+        """Load the newest version; raise StoreLostError if the table is missing or was restored."""
+        table, own = self._loaded, self._own
         try:
             with lake.translated(self.path):
-                self._table.update_incremental()
-                generation, _ = self._reached
+                table.update_incremental()
         except UnavailableError as error:
             if lake.opened(self.path, self._keeper.storage) is None:
                 raise StoreLostError(f"the Delta table {self.path} is missing") from error
             raise
-        if generation > self._keeper.generation:
-            raise SwitchedError(f"{self.path} already has generation {generation}")
-        return True
+        if own is not None and table.version() < own.version:
+            raise StoreLostError(
+                f"the mirror {self.path} was restored to an older version",
+                tables=frozenset({self.name}),
+            )
+        if own is None or table.version() > own.version:
+            self._ensured = self._schema = None
+        else:
+            self._known = own.version, own.upto
+        self._own = None
 
     def _check(self, facts: Mapping[str, object]) -> None:
         """Raise if the table is not ours."""
@@ -154,7 +244,7 @@ class Mirror:
                 hint="give it a primary key or `tables.<table>.key`, or remove it from `history`",
             )
         found: dict[str, DeltaType] = {}
-        stored = lake.arrow_schema(self._table).names if self._table else ()
+        stored = self._stored.names if self._table else ()
         for each in reversed(versions):
             newer = {column.casefold() for column in found}
             found |= {
@@ -166,9 +256,12 @@ class Mirror:
         ours = layout.ours(history=history, soft=keeper.soft and bool(version.key))
         schema = layout.schema(columns, self.name, ours)
         if self._table is not None:
-            if evolve.follow(self._table, schema, self.name, keeper.facts(), keeper.storage):
+            if self._ensured == (schema, version.key):
+                return
+            if evolve.follow(self.table, schema, self.name, keeper.writer):
                 self._readers.clear()
-            evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
+            evolve.keep_key(self.table, version.key, keeper.writer)
+            self._ensured, self._schema = (schema, version.key), None
             return
         if keeper.is_direct and keeper.is_direct(version.schema, version.table):
             raise ConfigError(
@@ -185,8 +278,8 @@ class Mirror:
             facts=keeper.facts(),
             partition=keeper.partition.get(self.name, ()),
         )
-        evolve.map_columns(self._table, keeper.facts(), keeper.storage)
-        evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
+        evolve.map_columns(self._table, keeper.writer)
+        evolve.keep_key(self._table, version.key, keeper.writer)
 
     @property
     def altered_seq(self) -> int:
@@ -194,7 +287,7 @@ class Mirror:
         if self._table is None:
             return 0
         app = altering.app(self._keeper.app)
-        generation, seq = lake.generation_and_seq(self._table.transaction_version(app))
+        generation, seq = lake.generation_and_seq(lake.newest_transaction(self.table, app))
         return seq if generation == self._keeper.generation else 0
 
     def alter(self, every: Sequence[Altered]) -> None:
@@ -204,9 +297,9 @@ class Mirror:
         for altered in every:
             self._alter(altered)
             if evolve.key_of(self.table) == altered.before.key != altered.version.key:
-                key, keeper = altered.renamed(altered.before.key), self._keeper
+                key = altered.renamed(altered.before.key)
                 if key == altered.version.key:
-                    evolve.keep_key(self.table, key, keeper.facts(), keeper.storage)
+                    evolve.keep_key(self.table, key, self._keeper.writer)
 
     def _alter(self, altered: Altered) -> None:
         keeper = self._keeper
@@ -221,12 +314,20 @@ class Mirror:
                 self.find()
                 continue
             self._readers.clear()
+            self._ensured = self._schema = None
             return
         raise lake.busy(self.path)
 
+    @property
+    def _stored(self) -> pa.Schema:
+        """The Arrow schema of the table."""
+        if self._schema is None:
+            self._schema = lake.arrow_schema(self.table)
+        return self._schema
+
     def has_key(self, version: Version) -> bool:
         """Return whether the stored rows have the version's key."""
-        return evolve.key_of(self.table) in {None, version.key}
+        return evolve.key_of(self._loaded) in {None, version.key}
 
     def expect_key(self, changes: Changes) -> None:
         """Raise ConfigError if rows would be mixed with rows that have another key."""
@@ -276,8 +377,7 @@ class Mirror:
 
     def work(self, changes: Changes) -> Work:
         """Return the work for changes that are all above `seq`."""
-        schema = lake.arrow_schema(self.table)
-        key, old = changes.version.key, None
+        schema, key, old = self._stored, changes.version.key, None
         history = self.name in self._keeper.history
         truncates: tuple[Change, ...] = ()
         if history:
@@ -298,16 +398,18 @@ class Mirror:
             truncates=truncates,
         )
 
-    def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:
+    def apply(
+        self, work: Work, applied: Applied, applier: Callable[[Mirror, Work, Commit], None]
+    ) -> None:
         """Commit the work, unless another copy has already reached its seq."""
         upto = lake.transaction_version(self._keeper.generation, applied.seq)
         commit = Commit(self._keeper.app, upto, self._keeper.facts(applied))
         began = self.seq
         for _ in range(_TRIES):
             try:
-                applier(self.table, work, commit)
+                applier(self, work, commit)
             except ConflictError:
-                self.find()
+                self._refresh()
                 if self.seq >= applied.seq:
                     return
                 if self.seq > began:
@@ -316,6 +418,15 @@ class Mirror:
                 continue
             return
         raise lake.busy(self.path)
+
+    def has_committed(self, version: int, commit: Commit, tag: str | None) -> None:
+        """Note a commit that changed only rows, which the table has not loaded."""
+        assert commit.upto is not None, "it records how far the rows are"
+        self._own = OwnCommit(version, commit.upto, tag)
+        # Other commits may take the round number.
+        if version // _CHECKPOINT_EVERY > self._loaded.version() // _CHECKPOINT_EVERY:
+            with lake.translated(self.path):
+                self.table.create_checkpoint()
 
 
 def _old(changes: Changes) -> Changes:

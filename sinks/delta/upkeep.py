@@ -8,7 +8,6 @@ generation is kept, because that is in old versions.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8
+# Between two runs of upkeep a mirror may have this many more small files than after it.
+_MORE_SMALL_FILES: Final = 64
 # A frontier may name versions that were replaced some time before the next frontier was written.
 _MORE_HOURS: Final = 1
 # The log keeps removed files longer than the storage does, so that it shows when they are due.
@@ -51,38 +52,40 @@ class Upkeep:
             # kept.
             "delta.enableExpiredLogCleanup": "false",
         }
+        # How many small files each mirror had when they were last joined: partitions keep theirs.
+        self._joined: dict[str, int] = {}
 
     def is_due(self, last: float) -> bool:
         """Return whether it is due since the `last` run of any process: many end earlier."""
         return bool(self._seconds) and time.time() - last >= self._seconds
 
     def retain(self, mirror: Mirror) -> None:
-        """Set how long the table keeps its log and removed files, for every tool that maintains it.
-
-        By our own commit: delta-rs' commit requires features that readers may not support.
-        """
-        table, about = mirror.table, mirror.table.metadata().configuration
-        if self._properties.items() <= about.items():
+        """Set how long the table keeps its log and removed files, for all who maintain it."""
+        if self._properties.items() <= mirror.table.metadata().configuration.items():
             return
-        schema = json.loads(table.schema().to_json())
         try:
-            actions.commit(
-                actions.Files(table.table_uri, self._storage),
-                table,
-                [actions.described(table, schema, about | self._properties)],
-                "SET TBLPROPERTIES",
-                lake.Commit("", None, mirror.facts),
-            )
+            mirror.set_properties(self._properties)
         except lake.ConflictError:
             mirror.find()  # the next batch retries
 
+    def maintain(
+        self, mirror: Mirror, cluster: Sequence[str], *, joins: bool, deletes: bool
+    ) -> None:
+        """Join small files if `joins`, or to cluster; delete what no version needs if `deletes`."""
+        if (spark := mirror.spark) is not None:
+            hours = math.ceil(self._hours) + _MORE_HOURS if deletes and self._hours else None
+            spark.maintain(mirror.table, cluster, hours)
+            return
+        if joins or cluster:
+            self.optimize(mirror, cluster)
+        if deletes:
+            self.vacuum(mirror)
+
     def optimize(self, mirror: Mirror, cluster: Sequence[str]) -> None:
         """Join a mirror's small files, clustered by its columns; the first of two commits wins."""
-        table = mirror.table
-        sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
-        if sum(size < _SMALL_BYTES for size in sizes) < _SMALL_FILES:
+        if _small_files(mirror) < _SMALL_FILES:
             return
-        properties = lake.unmoved(mirror.facts)
+        table, properties = mirror.table, lake.unmoved(mirror.facts)
         try:
             with lake.translated(mirror.path):
                 if cluster:
@@ -91,6 +94,17 @@ class Upkeep:
                     table.optimize.compact(commit_properties=properties)
         except lake.ConflictError:
             table.update_incremental()
+
+    def bound(self, mirror: Mirror) -> None:
+        """Join a mirror's small files if there are many more than after the last time.
+
+        For appliers that add a file for each batch: it may be hours until `optimize`.
+        """
+        if not self._seconds:
+            return
+        if _small_files(mirror) >= self._joined.get(mirror.path, 0) + _MORE_SMALL_FILES:
+            self.maintain(mirror, (), joins=True, deletes=False)
+            self._joined[mirror.path] = _small_files(mirror)
 
     def vacuum(self, mirror: Mirror) -> None:
         """Delete files that no version within the retention needs."""
@@ -131,3 +145,8 @@ class Upkeep:
         }
         for name in old.keys() - needed:
             files.delete_file(old[name])
+
+
+def _small_files(mirror: Mirror) -> int:
+    sizes = pa.table(mirror.table.get_add_actions())["size_bytes"].to_pylist()
+    return sum(size < _SMALL_BYTES for size in sizes)

@@ -41,6 +41,11 @@ class Work(NamedTuple):
         """Whether it is more than the newest rows by key, which only delta-rs can apply."""
         return not self.key or self.history or self.truncated is not None
 
+    @property
+    def by_spark(self) -> bool:
+        """Whether Spark's applier can apply it; of truncates, those that remove every row."""
+        return bool(self.key) and not self.history
+
     def above(self, seq: int) -> Work:
         """Return the remaining work for a table that holds everything up to `seq`."""
         newer = pc.greater(self.batch.rows[SEQ], seq).combine_chunks()

@@ -29,8 +29,8 @@ _BYTES: Final = 3_000_000
 _ITEMS: Final = 2_000
 _AT_ONCE: Final = 2
 # How many seconds items rejected for load are retried here; then the follower backs off.
-_PATIENCE_SECONDS: Final = 30.0
-_FIRST_PAUSE_SECONDS: Final = 0.1
+PATIENCE_SECONDS: Final = 30.0
+FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 
 _PASSING: Final = frozenset([429, 502, 503, 504])
@@ -126,7 +126,7 @@ def _send_all(
 ) -> BulkOutcome:
     """Retry until every action is applied, stale or refused."""
     outcomes = list[BulkOutcome]()
-    pause, patience = _FIRST_PAUSE_SECONDS, time.monotonic() + _PATIENCE_SECONDS
+    pause, patience = FIRST_PAUSE_SECONDS, time.monotonic() + PATIENCE_SECONDS
     while part:
         outcome, again, why = _once(client, write_alias, part, refresh=refresh)
         outcomes.append(outcome)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.opensearch.record import TableIndices
 
 # Seconds between checks that every index is still the one that was created.
-_CHECK_SECONDS: Final = 15.0
+CHECK_SECONDS: Final = 15.0
 _IDS_AT_ONCE: Final = 1_000
 
 
@@ -66,16 +66,12 @@ class OpenSearchSink:
     def _connect(self, opened: tuple[int | None, str | None, bool]) -> None:
         options = self.options
         prefix, follower = index_part(options.prefix), options.follower
-        self._client = OpenSearchClient(
-            options.url, options.user, options.password, options.ca_file
-        )
+        self.client = OpenSearchClient(options.url, options.user, options.password, options.ca_file)
         ours = f"{prefix}-followers"
-        self._records = FollowerRecords(self._client, ours, follower, options.pipeline, opened)
-        self._indices = Indices(self._client, f"{ours}-{follower}", options.settings)
-        self._dead = DeadLetterIndex(self._client, f"{prefix}-dead", follower)
-        self._tables = WrittenTables(
-            options, self._client, self._records, self._indices, self._dead
-        )
+        self._records = FollowerRecords(self.client, ours, follower, options.pipeline, opened)
+        self._indices = Indices(self.client, f"{ours}-{follower}", options.settings)
+        self._dead = DeadLetterIndex(self.client, f"{prefix}-dead", follower)
+        self._tables = WrittenTables(options, self.client, self._records, self._indices, self._dead)
         # Since the last commit: the cut's tables, and the index to which each was written.
         self._cut: set[str] = set()
         self._written: dict[str, str] = {}
@@ -143,7 +139,7 @@ class OpenSearchSink:
             return risen
 
         self._records.change(raise_reached)
-        if time.monotonic() > self._checked + _CHECK_SECONDS:
+        if time.monotonic() > self._checked + CHECK_SECONDS:
             self._check()
         with self._unless_moved():
             self._tables.load_letters()
@@ -214,7 +210,7 @@ class OpenSearchSink:
         return found | {wanted[id_]: documents.row(each) for id_, each in letters.items()}
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     # --- generations ---
 
@@ -340,7 +336,7 @@ class OpenSearchSink:
             for change in changes.changes
             if change.key is not None and change.seq > index.floor
         ]
-        outcome = send(self._client, index.write_alias, actions)
+        outcome = send(self.client, index.write_alias, actions)
         new = outcome.applied
         if outcome.refused:
             new += self._tables.reject(owner, index, outcome.refused)

@@ -49,7 +49,7 @@ def test_what_was_waited_for_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A short wait still gets an answer, however busy the machine is.
-    monkeypatch.setattr("cdc.client._ASK_SECONDS", 30.0)
+    monkeypatch.setattr("cdc.client.ASK_SECONDS", 30.0)
     place = f"{line.config.prefix}:public.t:1"
     with Client(line.config) as client, psycopg.connect(line.database.dsn) as connection:
         for n in range(1, ROUNDS + 1):

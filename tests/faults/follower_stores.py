@@ -143,6 +143,15 @@ class Delta:
             return []
         table.update_incremental()
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        full = {
+            (row["generation"], row["seq"], row["lsn"]): dict(row["versions"])
+            for row in found
+            if row["versions"] is not None and row["is_whole"]
+        }
+        for row in found:
+            if row["versions"] is None:
+                before = full[row["generation"], row["full_seq"], row["full_lsn"]]
+                row["versions"] = [*{**before, **dict(row["changed"])}.items()]
         return found
 
     def at(self, row: dict[str, Any]) -> Reading:

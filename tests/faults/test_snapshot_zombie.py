@@ -142,14 +142,14 @@ def test_a_coordinator_that_has_not_seen_the_hand_over_yet_starts_over(
         monkeypatch.setattr(due, "state", lambda _: known.state)
     else:
         # Between its first read and its fencing, and its own state is after the hand-over's.
-        def late(config: Config, tasks: int, fence: Any = session._fence) -> None:  # noqa: ANN401
+        def late(config: Config, tasks: int, fence: Any = session.fence_tasks) -> None:  # noqa: ANN401
             monkeypatch.undo()
             fresh = topic.read(config)
             assert fresh.plan is not None
             handover.write(config, fresh.plan, fresh.plan.token)
             fence(config, tasks)
 
-        monkeypatch.setattr(session, "_fence", late)
+        monkeypatch.setattr(session, "fence_tasks", late)
     with pytest.raises(FencedError, match="handed the initial snapshot over"):
         session.take(config, cast("HostProcess", Alone()))
     monkeypatch.undo()

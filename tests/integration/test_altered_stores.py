@@ -120,7 +120,7 @@ def test_every_store_shows_what_ddl_without_rows_has_changed(
     line, execute = altered.pipeline, altered.pipeline.database.execute
     altered.check()
     if size == "large":
-        monkeypatch.setattr(following, "_SMALL_EVENTS", 0)
+        monkeypatch.setattr(following, "SMALL_EVENTS", 0)
     alter(line, "ALTER TABLE quiet ADD c text DEFAULT 'now', ADD n int DEFAULT 15")
     altered.check()
     # Names are exchanged, one is another column now, and rows are written before and after.

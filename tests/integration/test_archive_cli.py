@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from cdc.errors import Exit
+import pytest
+
+from cdc.console.explain import Explainer
+from cdc.errors import ConfigError, Exit
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 
@@ -37,6 +41,8 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
         archive={"path": str(tmp_path / "archive"), "every_seconds": 0},
     )
     made.start().wait_ready()
+    code, status = cdc(made, "status")
+    assert (code, status["verdict"]["sentence"]) == (Exit.FAILED, "failed: archive has never run")
     made.database.execute(
         "INSERT INTO users VALUES (7, 'a')", "UPDATE users SET name = 'b' WHERE id = 7"
     )
@@ -54,6 +60,13 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
     code, found = cdc(made, "history", "public.users", "7")
     assert (code, [each["op"] for each in found]) == (0, ["insert", "update"])
     assert cdc(made, "history", "public.users", "8") == (Exit.FAILED, [])
+    # The console explains a value by the same command.
+    console = Explainer(made.config_file)
+    explained = asyncio.run(console.versions("public.users", "7"))
+    assert explained == {"count": 2, "versions": found}
+    assert asyncio.run(console.versions("public.users", "8"))["count"] == 0
+    with pytest.raises(ConfigError, match="neither archive nor log"):
+        asyncio.run(console.versions("public.no_such", "--json"))
     next((tmp_path / "archive").glob("part-*")).unlink()
     code, proof = cdc(made, "prove", "--offline")
     assert code == Exit.FAILED

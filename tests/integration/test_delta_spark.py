@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from lockstep.conformance.store import USERS, applied, apply, change, key, row
-from lockstep.jobs.reading_as_of import read_as_of
+from lockstep.jobs.reading_as_of import read_as_of, read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+DELTA = ROOT / "docs" / "DELTA.md"
 
 
 @pytest.mark.long("keys of other kinds", sample=["plain", "pair"])
@@ -54,6 +56,40 @@ def test_spark_reads_several_mirrors_as_of_one_lsn(spark: SparkSession, tmp_path
         read_as_of(spark, path, ["public.users"], lsn="0/1")
     with pytest.raises(ConfigError, match="no mirror"):
         read_as_of(spark, path, ["public.orders"])
+
+
+def test_one_query_returns_the_versions_of_all_mirrors_at_one_frontier(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The query of docs/DELTA.md, word for word but for the path: of full rows and partial ones."""
+    (query,) = re.findall(r"```sql\n(WITH newest .*?)```", DELTA.read_text(), re.DOTALL)
+    query = query.replace("/lake/shop", str(tmp_path))
+    names = [f"t{number}" for number in range(5)]
+    tables = {
+        name: USERS._replace(schema_id=at, table=name, topic=f"shop.public.{name}")
+        for at, name in enumerate(names, 10)
+    }
+    sink = DeltaSink(Settings("shop", "mirror", "shop", str(tmp_path)))
+    sink.open()
+    # All change: a full row; one and two: partial rows; none; all again.
+    for seq, some in enumerate((names, names[:1], names[3:4], [], names), 1):
+        rows = [(tables[each], [change(tables[each], seq, row(USERS, seq, 1), 1)]) for each in some]
+        apply(sink, seq, *(Changes((version,), its) for version, its in rows))
+        found = spark.sql(query).collect()
+        stored = spark.read.format("delta").load(str(tmp_path / "_frontiers"))
+        assert stored.where(f"seq = {seq} AND versions IS NULL").count() == (1 < seq < 5)
+        assert {each.lsn for each in found} == {int(applied(seq).lsn)}
+        assert sorted(each.mirror for each in found) == [f"public.{name}" for name in names]
+        expected = read_as_of_arrow(str(tmp_path), [f"public.{name}" for name in names]).tables
+        every = (
+            f"SELECT '{each.mirror}', id, _seq FROM delta.`{tmp_path / each.mirror}`"
+            f" VERSION AS OF {each.version}"
+            for each in found
+        )
+        read = spark.sql(" UNION ALL ".join(every)).collect()
+        same = {(name, 1, rows["_seq"][0].as_py()) for name, rows in expected.items()}
+        assert set(map(tuple, read)) == same
+    sink.close()
 
 
 def test_names_that_parquet_refuses_are_mapped(spark: SparkSession, tmp_path: Path) -> None:

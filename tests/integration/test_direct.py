@@ -248,19 +248,19 @@ def test_a_record_that_its_topic_does_not_take_is_named_as_that(ground: Ground) 
 def test_epochs_run_out_and_another_producer_id_follows(ground: Ground) -> None:
     """Epochs have 15 bits: at 25 transactions a second a writer uses them up in 20 minutes."""
     writer = ground.open()
-    first = writer._producer
+    first = writer.producer
     # As `open`, which also asks for the broker's features.
-    body = requests.init_producer_id(writer._id, writer._transaction_ms)
-    while writer._producer.epoch < 32_700:
-        found = writer._ask_coordinator(INIT_PRODUCER_ID, body)
+    body = requests.init_producer_id(writer.transactional_id, writer.transaction_ms)
+    while writer.producer.epoch < 32_700:
+        found = writer.ask_coordinator(INIT_PRODUCER_ID, body)
         assert isinstance(found, requests.Producer)
-        writer._producer = found
+        writer.producer = found
         assert found.id == first.id
     epochs = []
     for number in range(100):
         ground.write(writer, f"text {number}")
-        epochs.append(writer._producer.epoch)
-    assert writer._producer.id != first.id
+        epochs.append(writer.producer.epoch)
+    assert writer.producer.id != first.id
     assert max(epochs) > 32_700
     assert min(epochs) < 40
     assert ground.seen() == [f"text {number}" for number in range(100)]
@@ -462,16 +462,16 @@ def test_a_login_is_renewed_before_the_broker_ends_it(
     guarded_broker.know(ScramMechanism.SCRAM_SHA_512)
     writer = _opened(lambda: guarded.open(guarded_broker.locked, settings))
     guarded.write(writer, "text")
-    made, written = next(iter(writer._brokers._connections.values())), ["text"]
+    made, written = next(iter(writer.brokers.connections.values())), ["text"]
 
     def renewed() -> bool:
         # Write often: this broker soon expires the id of an idle producer.
         guarded.write(writer, "text")
         written.append("text")
-        return made not in writer._brokers._connections.values()
+        return made not in writer.brokers.connections.values()
 
     wait_until(renewed, "a login lasts for ever", 10 * LOGIN_SECONDS, pause=0.2)
-    assert not writer._brokers._lost_at, "the broker was first"
+    assert not writer.brokers.lost_at, "the broker was first"
     assert guarded.seen() == written
 
 

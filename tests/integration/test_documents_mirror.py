@@ -209,7 +209,7 @@ def test_executors_build_the_same_documents(
     shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every document at once; rows that are shown twice, that match nothing, and that are NULL."""
-    monkeypatch.setattr(following, "_EXECUTORS_FROM_BYTES", 0)
+    monkeypatch.setattr(following, "EXECUTORS_FROM_BYTES", 0)
     chosen = Random(8)
     for _ in range(4):
         changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}

@@ -60,9 +60,9 @@ def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state
     small: int,
 ) -> None:
     """By the driver and by executors, in Redis and in Delta; and for a rebuilt generation."""
-    monkeypatch.setattr(following, "_SMALL_EVENTS", small)
-    monkeypatch.setattr(pieces, "_PIECE_EVENTS", 25)
-    monkeypatch.setattr(large, "_SORTED_BYTES", 4_000)
+    monkeypatch.setattr(following, "SMALL_EVENTS", small)
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 25)
+    monkeypatch.setattr(large, "SORTED_BYTES", 4_000)
     made = pipeline(
         *TABLES[:2],
         TABLES[-1],

@@ -144,9 +144,9 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Small ones, and large ones by tasks, by the driver and in order; three followers at once."""
-    monkeypatch.setattr(following, "_SMALL_EVENTS", 40)
-    monkeypatch.setattr(pieces, "_PIECE_EVENTS", 25)
-    monkeypatch.setattr(large, "_SORTED_BYTES", 4_000)
+    monkeypatch.setattr(following, "SMALL_EVENTS", 40)
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 25)
+    monkeypatch.setattr(large, "SORTED_BYTES", 4_000)
     keyed = ["public.users", "public.lines"]
     made = pipeline(
         *TABLES,

@@ -68,7 +68,7 @@ def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is missing or twice between them, under load."""
-    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
     followed, starting = Followed(line, spark), Starting()
     run = run_of(line, starting)
     by_spark: list[int] = []
@@ -120,7 +120,7 @@ def test_a_jvm_that_ends_stops_the_follower_for_another_process_to_continue(
     line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer to any call; nothing is written."""
-    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
 
     class Ended:
@@ -140,7 +140,7 @@ def test_a_jvm_that_ends_stops_the_follower_for_another_process_to_continue(
 def test_a_spark_that_cannot_start_halts_followers_that_need_it(
     line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     starting = Starting()
     starting.session.set_exception(ConfigError("no Java", hint="install it"))
@@ -152,7 +152,7 @@ def test_a_spark_that_cannot_start_halts_followers_that_need_it(
 def test_a_stop_does_not_wait_for_spark(
     line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SMALL_EVENTS", 50)
+    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     starting = Starting()
     run = run_of(line, starting)

@@ -85,4 +85,4 @@ def test_the_daemon_logs_a_broker_that_is_away_once(pipeline: NewPipeline) -> No
     output = [each for each in ours if "Connection refused" in each["event"]]
     took = datetime.fromisoformat(events[-1]["ts"]) - datetime.fromisoformat(events[0]["ts"])
     # What was not repeated for so long, as on a busy machine, is logged again.
-    assert len(output) <= 2 * (1 + took // timedelta(seconds=broker_log._QUIET_SECONDS)), output
+    assert len(output) <= 2 * (1 + took // timedelta(seconds=broker_log.QUIET_SECONDS)), output

@@ -150,7 +150,7 @@ def guarded(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> Guarded:
     # The broker has run for long: a topic that is missing does not exist.
-    monkeypatch.setattr(absence, "_AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(absence, "AGAIN_SECONDS", 0.02)
     return Guarded(guarded_broker, guarded_line)
 
 

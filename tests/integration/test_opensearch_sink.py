@@ -106,8 +106,8 @@ def test_only_refused_items_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With 429 and 503 for items and for complete requests, and 413 for what is too large."""
-    monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 300.0)
+    monkeypatch.setattr(opensearch_bulk, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(opensearch_bulk, "PATIENCE_SECONDS", 300.0)
     sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
     sink.open()
     busy_opensearch.refused_requests = [429, 503, 429]
@@ -133,8 +133,8 @@ def test_items_that_are_always_refused_are_an_error(
     busy_opensearch: BusyOpenSearch,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(opensearch_bulk, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(opensearch_bulk, "PATIENCE_SECONDS", 0.1)
     sink = opensearch_store.sink(url=busy_opensearch.url)
     sink.open()
     apply(sink, 1, users(user(1, 1)))
@@ -210,7 +210,7 @@ def test_documents_of_a_missing_shard_do_not_count_as_missing(
 def test_too_many_shards_need_a_person(sink: OpenSearchSink) -> None:
     """Reported in OpenSearch's own words, with the setting to raise."""
     limit = "cluster.max_shards_per_node"
-    client = sink._client
+    client = sink.client
     client.call("PUT", "/_cluster/settings", {"transient": {limit: "1"}})
     try:
         with pytest.raises(ConfigError, match=limit):
@@ -226,7 +226,7 @@ def test_an_index_that_was_made_by_somebody_else_is_not_ours(
     opensearch_store: OpenSearchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deleted and recreated under the same name, with all its aliases; then only the record."""
-    monkeypatch.setattr(opensearch, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(opensearch, "CHECK_SECONDS", 0.0)
     sink = opensearch_store.sink()
     sink.open()
     apply(sink, 1, users(user(1, 1)))
@@ -349,7 +349,7 @@ def test_another_process_finishes_an_interrupted_change_of_index(
 def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -> bool:
     """Apply the cut, but die before this request; return whether it died."""
     sink.open()
-    left, original = [request], sink._client.call
+    left, original = [request], sink.client.call
 
     def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - the client's
         left[0] -= 1
@@ -357,7 +357,7 @@ def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -
             raise Killed
         return original(*args, **options)
 
-    sink._client.call = call  # type: ignore[method-assign]
+    sink.client.call = call  # type: ignore[method-assign]
     try:
         apply(sink, seq, cut)
     except Killed:
@@ -365,7 +365,7 @@ def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -
     else:
         return False
     finally:
-        sink._client.call = original  # type: ignore[method-assign]
+        sink.client.call = original  # type: ignore[method-assign]
         sink.close()
 
 

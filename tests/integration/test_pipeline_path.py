@@ -14,7 +14,7 @@ from cdc.encode.partition import partition_of
 from cdc.log import names, reader
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.witness import Record, data_records, records_of
+from tests.fixtures.witness import Record, data_records, message_seqs, records_of
 
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, name text, big text)"
 _EXTERNAL = "ALTER TABLE users ALTER big SET STORAGE EXTERNAL"
@@ -33,7 +33,8 @@ def events(line: PipelineUnderTest, count: int) -> list[Event]:
     wait_until(lambda: line.resume()[1].seq >= count, f"the log lacks events: not {count}")
     wait_until(lambda: len(exist()) >= count, f"the topics lack events: not {count}")
     found = sorted(exist(), key=lambda event: int(event["source"]["seq"]))
-    assert [event["source"]["seq"] for event in found] == list(range(1, len(found) + 1))
+    seqs = [event["source"]["seq"] for event in found] + message_seqs(line)
+    assert sorted(seqs) == list(range(1, len(seqs) + 1))
     return found
 
 

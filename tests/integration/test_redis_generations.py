@@ -325,6 +325,9 @@ class Rows:
     def truth(self, _: Version, __: Applied) -> Holding:
         return Holding((key, seq, None) for key, seq in self.keys.items())
 
+    def altered_at(self, _: Version, __: Applied) -> int:
+        return 0
+
 
 @pytest.mark.parametrize(
     "shape",

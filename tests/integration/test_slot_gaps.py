@@ -290,13 +290,11 @@ def test_a_resume_topic_without_its_record_is_a_gap(how: str, line: PipelineUnde
 @pytest.mark.parametrize("part", ["identity", "position"])
 def test_a_record_of_a_newer_format_is_refused(part: str, line: PipelineUnderTest) -> None:
     identity, position = line.resume()
-    value = msgspec.json.decode(records.encode(identity if part == "identity" else position)) | {
-        "format": 2,
-        "novelty": True,
-    }
+    known = msgspec.json.decode(records.encode(identity if part == "identity" else position))
+    newer = known["format"] + 1
     key = records.resume_key(line.config.pipeline, part)
-    produce(line, key, msgspec.json.encode(value))
-    line.refused(_CONFIG, "format 2", names.resume_topic(line.config.prefix))
+    produce(line, key, msgspec.json.encode(known | {"format": newer, "novelty": True}))
+    line.refused(_CONFIG, f"format {newer}", names.resume_topic(line.config.prefix))
 
 
 def test_a_record_that_is_no_record_is_refused(line: PipelineUnderTest) -> None:

@@ -60,9 +60,9 @@ class Stumbling:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fail: list[Callable[[], None]] = []  # one a call
         self.plans: list[Plan] = []
-        record, copy = direct._Log.record, direct.copy
+        record, copy = direct.CopyLog.record, direct.copy
 
-        def recording(log: direct._Log, records: list[RangeRecord]) -> None:
+        def recording(log: direct.CopyLog, records: list[RangeRecord]) -> None:
             if self.fail:
                 self.fail.pop(0)()
             record(log, records)
@@ -71,7 +71,7 @@ class Stumbling:
             self.plans.append(given[-1])
             return copy(spark, *given)
 
-        monkeypatch.setattr(direct._Log, "record", recording)
+        monkeypatch.setattr(direct.CopyLog, "record", recording)
         monkeypatch.setattr(direct, "copy", copying)
 
 
@@ -90,7 +90,7 @@ def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
         tables=DIRECT,
     )
     config = made.config
-    monkeypatch.setattr(direct, "_GROUP_BYTES", 8 * 65_536)
+    monkeypatch.setattr(direct, "GROUP_BYTES", 8 * 65_536)
     stumbling = Stumbling(monkeypatch)
 
     # Generation 1 twice fails to record a committed group, then its driver is stopped.
@@ -150,10 +150,10 @@ def write_late(spark: SparkSession, made: PipelineUnderTest, plan: Plan) -> None
     """Write and record a group as the driver of this plan's generation would."""
     spark.dataSource.register(SnapshotSource)
     table = table_of(plan, "public.big")
-    late = direct._Mirror(spark, made.config, made.config_file, plan, table)
+    late = direct.MirrorCopy(spark, made.config, made.config_file, plan, table)
     group = direct.groups(table.ranges)[1]
-    late._write(group)
-    late._records(group, 0.0)
+    late.write(group)
+    late.records(group, 0.0)
 
 
 def events(made: PipelineUnderTest) -> list[Any]:

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-from cdc.log import names, records
+from cdc.log import names
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
 from tests.faults.test_dead_letters import set_limit
@@ -138,11 +138,12 @@ def test_a_record_of_a_newer_format_is_refused(
     topic = named(line.config.prefix)
     (*_, newest) = records_of(line, lambda name: name == topic)
     assert newest.value is not None
-    value = orjson.loads(newest.value) | {"format": records.FORMAT + 1, "novelty": True}
+    known = orjson.loads(newest.value)
+    newer = known["format"] + 1
     producer = Producer({"bootstrap.servers": line.bootstrap})
-    producer.produce(topic, orjson.dumps(value), newest.key)
+    producer.produce(topic, orjson.dumps(known | {"format": newer, "novelty": True}), newest.key)
     assert producer.flush(60) == 0
-    line.refused(_CONFIG, f"format {records.FORMAT + 1}", topic)
+    line.refused(_CONFIG, f"format {newer}", topic)
 
 
 def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineUnderTest) -> None:

@@ -52,7 +52,7 @@ def follower(line: PipelineUnderTest) -> FakeFollower:
 @pytest.fixture
 def client(line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     # A call that does not wait still gets an answer, however busy the machine is.
-    monkeypatch.setattr("cdc.client._ASK_SECONDS", 30.0)
+    monkeypatch.setattr("cdc.client.ASK_SECONDS", 30.0)
     with Client(line.config) as client:
         client.applied()  # connects, which is slow on a busy machine
         yield client
@@ -140,7 +140,7 @@ def test_the_commands_say_which_followers_lag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Connecting is slow on a busy machine.
-    monkeypatch.setattr("cdc.client._CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr("cdc.client.CONNECT_SECONDS", 60.0)
     path = str(line.config_file)
 
     def wait(*words: str) -> tuple[int, str]:

@@ -98,7 +98,7 @@ def test_a_wait_for_followers_reports_that_no_daemon_runs(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cdc.cli.wait._REPORT_SECONDS", 0.5)
+    monkeypatch.setattr("cdc.cli.wait.REPORT_SECONDS", 0.5)
     FakeFollower(line.config).apply(1)
     began = time.monotonic()
     code = run(["wait", "--for", "cache", "--timeout", "5s", "-c", str(line.config_file)])

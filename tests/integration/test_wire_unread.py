@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cdc.source.stream import _UNREAD_SECONDS
+from cdc.source.stream import UNREAD_SECONDS
 from cdc.source.wire import BUFFER_BYTES, Wire, wire
 from tests.fixtures.daemon import START_SECONDS, wait_until
 
@@ -37,7 +37,7 @@ class Unread:
         for each in (ours, self.end):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.end.settimeout(0)
-        self._ours = ours
+        self.ours = ours
         pgconn: Any = SimpleNamespace(socket=ours.fileno(), ssl_in_use=False, used_gssapi=False)
         client: Any = SimpleNamespace(pgconn=pgconn)
         self.wire: Wire = wire(client, replication=True)
@@ -54,7 +54,7 @@ class Unread:
 
     def close(self) -> None:
         self.wire.close()
-        self._ours.close()
+        self.ours.close()
         self.end.close()
 
 
@@ -78,7 +78,7 @@ def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> No
         assert passed < START_SECONDS, "no buffer was full"
         for each in unread:
             each.fill()
-        if not room and passed > _UNREAD_SECONDS:
+        if not room and passed > UNREAD_SECONDS:
             room = True
             for each in unread:
                 each.wire.make_room()
@@ -108,5 +108,5 @@ def test_what_piled_up_is_read_completely_and_the_buffer_shrinks_again(
     wait_until(all_read, "what was sent does not come", pause=0)
     its.fill()
     wait_until(its.wire.read, "the last does not come")
-    size = its._ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    size = its.ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     assert size == 2 * BUFFER_BYTES, "the kernel says twice what was asked for"

@@ -33,7 +33,7 @@ from cdc.source.authority import (
     TriggerKey,
     UnprovenError,
 )
-from lockstep.jobs.apply.canaries import _sent
+from lockstep.jobs.apply.canaries import sent_at
 from tests.property.incremental_world import KEYS, Database, Source, Worker, snapshots
 from tests.property.pgoutput_writer import encode
 from tests.property.stream import MANY, TIME_US, Session, begin, commit, frame, position
@@ -256,7 +256,7 @@ def test_a_canary_is_published_once_with_its_time_alone() -> None:
 
 @given(_contents | st.none())
 def test_a_follower_passes_over_what_is_no_canary(value: bytes | None) -> None:
-    assert _sent(value) is None
+    assert sent_at(value) is None
 
 
 @given(st.binary().filter(lambda each: b"\0" not in each), st.binary())

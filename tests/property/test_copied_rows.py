@@ -142,7 +142,7 @@ def test_a_row_has_the_bytes_that_its_insert_has(case: tuple[Table, list[Row]]) 
         place |= {"snapshot": "true", "seq": event["source"]["seq"]}
         assert event["source"] == expected["source"] | place
         assert rest.endswith(b',"transaction":null}')
-    encoder = reading.rows._table.encoder
+    encoder = reading.rows.table.encoder
     for row in given_rows:
         data = copied(row)
         format_ = encoder.copied_format(9, b'"txId":null', b'"ts_ms":1')

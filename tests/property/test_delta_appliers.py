@@ -14,6 +14,7 @@ from lockstep.conformance.store import VALUES, applied
 from lockstep.jobs.apply.delta_merge import SparkMerge
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes, Column, Version
+from lockstep.sinks.delta import rewrites
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.seeds import first_seed
@@ -143,12 +144,16 @@ def same_as_model(path: str, play: Play) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_appliers_leave_the_same_rows(table: str) -> None:
-    """Changes, deletes, unchanged columns, truncates, a wider version; a new sink now and then."""
+def test_appliers_leave_the_same_rows(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes, deletes, unchanged columns, truncates, a wider version; a new sink now and then.
+
+    `auto` also with a mirror that grows out of the rewritten ones, and shrinks again.
+    """
     first = first_seed("LOCKSTEP_DELTA_ROUNDS")
     for seed in range(first, first + ROUNDS):
+        monkeypatch.setattr(rewrites, "MOST_BYTES", 3_500 if seed % 2 else 1 << 20)
         with TemporaryDirectory() as lake:
-            play_on(Path(lake), Random(seed), TABLES[table], "delta-rs", "vectors")
+            play_on(Path(lake), Random(seed), TABLES[table], "delta-rs", "auto", "vectors")
 
 
 def play_on(lake: Path, chance: Random, version: Version, *hows: str, turns: int = 8) -> None:

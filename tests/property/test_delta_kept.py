@@ -55,13 +55,17 @@ def as_of(rows: list[dict[str, Any]], lsn: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
 @pytest.mark.parametrize("seed", range(first_seed("LOCKSTEP_DELTA_ROUNDS"), first_seed() + 4))
-def test_a_history_holds_every_state_that_the_table_had(tmp_path: Path, seed: int) -> None:
+def test_a_history_holds_every_state_that_the_table_had(
+    tmp_path: Path, seed: int, applier: str
+) -> None:
     """Also deletes, truncates and values that were not sent, however the changes are cut."""
     chance = Random(seed)
     settings = Settings(
-        "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"})
-    )
+        "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"}),
+        applier=applier,
+    )  # fmt: skip
     sink = DeltaSink(settings)
     sink.open()
     now: dict[int, tuple[int, str]] = {}

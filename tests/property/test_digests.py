@@ -85,7 +85,7 @@ class Writer:
             self.written.setdefault((queue.topic, queue.number), []).append(Stored(0, key, value))
 
     def commit(self) -> None:
-        """End the batch, as `Pipeline._commit_batch`."""
+        """End the batch, as `Pipeline.commit_batch`."""
         self.hand_over()
         idle = not self.written and self.chance.random() < 0.5
         self.lsn += 1

@@ -158,9 +158,9 @@ class ArrowTables:
     trace = find
 
     def difference(self, node: Node, since: ArrowTables) -> tuple[Iterator[Row], Iterator[Row]]:
-        return since._lacking(node, self), self._lacking(node, since)
+        return since.lacking(node, self), self.lacking(node, since)
 
-    def _lacking(self, node: Node, other: ArrowTables) -> Iterator[Row]:
+    def lacking(self, node: Node, other: ArrowTables) -> Iterator[Row]:
         there = other.world[node.table]
         left = {
             key: each

@@ -103,11 +103,11 @@ def is_in_order(partitions: Partitions) -> bool:
 
 @contextmanager
 def pieces_of(events: int) -> Iterator[None]:
-    before, pieces._PIECE_EVENTS = pieces._PIECE_EVENTS, events  # type: ignore[misc]
+    before, pieces.PIECE_EVENTS = pieces.PIECE_EVENTS, events  # type: ignore[misc]
     try:
         yield
     finally:
-        pieces._PIECE_EVENTS = before  # type: ignore[misc]
+        pieces.PIECE_EVENTS = before  # type: ignore[misc]
 
 
 @settings(max_examples=150)

@@ -134,7 +134,7 @@ class World:
 
     def check_limits(self) -> None:
         assert self.spool.memory_bytes <= self.limit
-        for path in self.spool._private.iterdir():
+        for path in self.spool.folder.iterdir():
             assert path.stat().st_size == self.spool._open[int(path.name)].written
 
     def do(self, what: str, which: int, amount: int) -> None:
@@ -181,6 +181,6 @@ def test_a_commit_gives_exactly_the_bytes_that_survived(
         for backend in world.backends.values():
             backend.commit()
         assert (len(world.spool._open), world.spool.memory_bytes) == (0, 0)
-        assert list(world.spool._private.iterdir()) == []
+        assert list(world.spool.folder.iterdir()) == []
         world.spool.close()
         assert list(home.iterdir()) == []

@@ -104,7 +104,7 @@ class Producer:
         self._broker = broker
         self._scheduler = scheduler
         self.writer: str = settings["transactional.id"]
-        self._epoch = 0
+        self.epoch = 0
         self._started = False
         self._ending = False  # the commit has been sent, its answer has not arrived
         self._unsent: list[tuple[Place, dict[str, Any]]] = []
@@ -117,7 +117,7 @@ class Producer:
             raise _error(_TIMED_OUT, retriable=True)
         if self._scheduler.happens("coordinator is wrong"):
             raise _error(KafkaError.NOT_COORDINATOR, retriable=True)
-        self._epoch = self._broker.fence(self.writer)
+        self.epoch = self._broker.fence(self.writer)
 
     def begin_transaction(self) -> None:
         assert not self._started, "a transaction begins inside another"
@@ -198,7 +198,7 @@ class Producer:
             callback(None, message)
 
     def _fenced(self) -> None:
-        if self._broker.epochs.get(self.writer) != self._epoch:
+        if self._broker.epochs.get(self.writer) != self.epoch:
             raise _error(KafkaError._FENCED, fatal=True)
 
 

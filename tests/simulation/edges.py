@@ -237,7 +237,8 @@ def played() -> Iterator[None]:
     stack.callback(spool.close)
 
     def emptied(_directory: Path) -> Spool:
-        spool._open.clear()
+        for xid in spool.open_xids:
+            spool.abort(xid, xid)
         return spool
 
     with stack:

@@ -47,9 +47,9 @@ def test_a_schedule_is_the_same_every_time() -> None:
 # -- the simulator finds planted bugs --------------------------------------------------------------
 
 _commit_batch, _begin, _poll_commits = (
-    Pipeline._commit_batch,
+    Pipeline.commit_batch,
     Sequencer.begin,
-    Pipeline._poll_commits,
+    Pipeline.poll_commits,
 )
 _commit, _keep, _acknowledged = ProducerPool.commit, Stream.keep, Frontiers.acknowledged
 _start, _frontiers = Pipeline.start, Frontiers.__init__
@@ -88,15 +88,15 @@ def _report_ends_too_low(self: Frontiers, position: Any, ends: dict[Any, int]) -
 
 def _trust_a_commit_without_answer(self: Publisher) -> None:
     with suppress(KafkaException):
-        self._producer.commit_transaction(1.0)
+        self.producer.commit_transaction(1.0)
     self.started = False
 
 
 def _fence_one_producer_only(self: ProducerPool) -> None:
-    self._producers[0].large.open()
-    for pooled in self._producers[1:]:
-        broker, producer = World.current.broker, cast("Any", pooled.large)._producer
-        producer._epoch = broker.epochs.setdefault(producer.writer, 1)
+    self.producers[0].large.open()
+    for pooled in self.producers[1:]:
+        broker, producer = World.current.broker, cast("Any", pooled.large).producer
+        producer.epoch = broker.epochs.setdefault(producer.writer, 1)
 
 
 def _read_the_resume_record_before_fencing(self: Pipeline) -> None:
@@ -118,7 +118,7 @@ def _confirm_the_keepalive(self: Pipeline) -> None:
 
 
 _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
-    (Pipeline, "_commit_batch", _confirm_before_the_commit),
+    (Pipeline, "commit_batch", _confirm_before_the_commit),
     (ProducerPool, "commit", _commit_in_any_order),
     (Sequencer, "begin", _skip_one_more),
     (Sequencer, "begin", _skip_one_less),
@@ -128,7 +128,7 @@ _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
     (ProducerPool, "open", _fence_one_producer_only),
     (Pipeline, "start", _read_the_resume_record_before_fencing),
     (Stream, "keep", _lose_the_rest_of_a_chunk),
-    (Pipeline, "_poll_commits", _confirm_the_keepalive),
+    (Pipeline, "poll_commits", _confirm_the_keepalive),
 ]
 
 

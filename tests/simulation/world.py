@@ -232,4 +232,4 @@ class World:
         batch = pipeline.producers.in_flight[0]
         flushed, ended = cast("Future", batch.flushed), cast("Future", batch.ended)
         if flushed.over and not ended.over and self.scheduler.happens("commit is late"):
-            self.broker.late = cast("Any", batch.publisher)._producer.writer
+            self.broker.late = cast("Any", batch.publisher).producer.writer

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from cdc.errors import CDCError, Exit, gist
 from cdc.operate.logs import setup_logging
 from cdc.runtime import bugs
-from cdc.snapshot.initial.spark_runner import SparkRunner
+from cdc.snapshot.initial.spark_runner import failure
 from cdc.source.connection import translate
 from lockstep.sinks.opensearch.client import Reason, refusal
 
@@ -63,10 +61,7 @@ def test_of_a_process_without_output_nothing_is_reported(output: str) -> None:
 
 @pytest.mark.parametrize("code", [1, Exit.UNAVAILABLE, Exit.CONFIG, Exit.BUG, -9])
 def test_the_words_of_the_spark_child_are_not_passed_on(code: int) -> None:
-    runner: Any = SimpleNamespace(
-        _stdout=io.BytesIO(b""), _stderr=io.BytesIO((PYTHON + JAVA).encode())
-    )
-    error = SparkRunner._failed(runner, code)
+    error = failure(code, io.BytesIO(b""), io.BytesIO((PYTHON + JAVA).encode()))
     assert isinstance(error, CDCError)
     assert VALUE not in f"{error.what} {error.hint}"
     assert "NumberFormatException" in error.hint

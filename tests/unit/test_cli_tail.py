@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def lines_of(clock: SimpleNamespace, seconds: int, *arrivals: int) -> None:
     """Note every tenth of a second whether something arrived; `arrivals` are seconds."""
     config: Any = None
-    idle = tail._Idle(config)
+    idle = tail.IdleLine(config)
     for tenth in range(10 * seconds):
         clock.now += 0.1
         idle.note(arrived=tenth in {10 * each for each in arrivals})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -66,9 +67,12 @@ def test_what_has_applied_nothing_has_no_lag_in_bytes() -> None:
 class Away:
     """Returns reports once; then no broker answers, and each call waits for its full timeout."""
 
+    newest_made: ClassVar[Away]
+
     def __init__(self, _: Config) -> None:
         self.newest = {"cache": record(5)}
         self.asked: list[float] = []
+        Away.newest_made = self
 
     def refresh(self, seconds: float) -> dict[str, FollowerRecord]:
         self.asked.append(seconds)
@@ -86,12 +90,12 @@ def test_threads_wait_for_a_missing_broker_in_parallel(
 ) -> None:
     """Not one after another, where each would also wait for all before it."""
     monkeypatch.setattr(module, "Readings", Away)
-    monkeypatch.setattr(module, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.5)
     cache = msgspec.convert({"redis": {"url": "redis://localhost"}}, Follower)
     source, log = Source(dsn=""), Log(bootstrap_servers="")
     client = Client(Config(pipeline="shop", source=source, log=log, followers={"cache": cache}))
     client.applied()
-    asked = client._readings.asked  # type: ignore[attr-defined]
+    asked = Away.newest_made.asked
     together, failed = threading.Barrier(8), []
 
     def waits() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.config.archive import Archive
 from cdc.config.followers import Follower
 from cdc.errors import Exit
 from cdc.log.frontier_tail import Unapplied
@@ -49,7 +50,8 @@ def described(
     )
     source = msgspec.structs.replace(CONFIG.source, canary_seconds=canary_seconds)
     followers = msgspec.convert(FOLLOWERS, dict[str, Follower])
-    config = msgspec.structs.replace(CONFIG, followers=followers, source=source)
+    archive = Archive(path="/srv/archive")
+    config = msgspec.structs.replace(CONFIG, followers=followers, source=source, archive=archive)
     unapplied = Unapplied(None if lag is None else ago(lag))
     return list(judge(config, [FollowerStatus(name, record, None, unapplied)]))
 
@@ -69,6 +71,8 @@ def described(
         IDLE | {"name": "docs", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
         # An error that is over.
         IDLE | {"errors": 7},
+        # The archive reports no canaries.
+        {"name": "archive", "began": DAY, "moved": DAY},
     ],
 )
 def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
@@ -123,6 +127,12 @@ def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
         ),  # a job that reports nothing else
         (IDLE | {"age": 30}, "cache is not running", Exit.FAILED),
         ({"state": "stopped"}, "cache is not running", Exit.FAILED),
+        ({"name": "archive", "age": 30}, "archive is not running", Exit.FAILED),
+        (
+            {"name": "archive", "began": DAY, "moved": DAY, "lag": HOUR},
+            "archive has applied nothing for 60 min",
+            Exit.FAILED,
+        ),
         ({"state": "halted", "what": "a gap"}, "cache has halted: a gap", Exit.CONFIG),
     ],
 )
@@ -132,6 +142,7 @@ def test_a_stalled_follower_is_reported(given: dict[str, Any], says: str, code: 
     assert cause.level is (Level.FAILED if code else Level.DEGRADED)
     assert cause.exit_code == (code or Exit.FAILED)
     assert cause.subject == given.get("name", "cache")
+    assert cause.about == ("archive" if cause.subject == "archive" else "follower")
     assert cause.remedy or given.get("what")
 
 

@@ -49,7 +49,7 @@ class Scripted(Daemon):
         else:
             raise end
 
-    def _sleep(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.clock.seconds += seconds
 
@@ -121,5 +121,5 @@ def test_a_session_that_proved_the_history_ends_the_doubt(
     monkeypatch.setattr(module, "Pipeline", session)
     monkeypatch.setattr("cdc.snapshot.initial.session.take", lambda *_: None)
     daemon = Daemon(CONFIG)
-    monkeypatch.setattr(daemon, "_sleep", lambda _: None)
+    monkeypatch.setattr(daemon, "pause", lambda _: None)
     assert daemon.run() is (Exit.OK if proven else Exit.CONFIG)

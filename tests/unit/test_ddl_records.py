@@ -24,7 +24,7 @@ STATEMENT: dict[str, Any] = {
 }
 
 
-def record(content: bytes) -> tuple[str, bytes, bytes] | None:
+def record(content: bytes, *, literals: bool = True) -> tuple[str, bytes, bytes] | None:
     return ddl.record(
         "shop",
         content,
@@ -34,6 +34,7 @@ def record(content: bytes) -> tuple[str, bytes, bytes] | None:
         seq=7,
         committed_at_us=5,
         tx_id=9,
+        literals=literals,
     )
 
 
@@ -46,6 +47,13 @@ def test_a_record_holds_the_statement_and_its_position() -> None:
     assert records.is_schema_key(records.schema_key(12))
     place = {"lsn": "0/30", "commit_lsn": "0/40", "ordinal": 2, "seq": 7, "tx_id": 9}
     assert orjson.loads(value) == STATEMENT | place | {"format": 1, "committed_at_us": 5}
+
+
+def test_where_columns_are_hidden_a_statement_has_no_literal() -> None:
+    sent = STATEMENT | {"statement": "UPDATE a SET b = 'ada@x.org'; ALTER TABLE a ADD c int"}
+    hidden = record(orjson.dumps(sent), literals=False)
+    assert hidden is not None
+    assert orjson.loads(hidden[2])["statement"] == "UPDATE a SET b = ?; ALTER TABLE a ADD c int"
 
 
 @pytest.mark.parametrize(

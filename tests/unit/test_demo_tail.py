@@ -38,7 +38,7 @@ def following(refusals: int, monkeypatch: pytest.MonkeyPatch) -> Tail:
     monkeypatch.setattr(tail_module, "LogConsumer", lambda _: consumer)
     broker = Returning(refusals)
     monkeypatch.setattr("cdc.log.topics.admin", lambda _: broker)
-    monkeypatch.setattr(tail_module, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(tail_module, "AGAIN_SECONDS", 0.0)
     return Tail(SimpleNamespace(prefix="shop"))  # type: ignore[arg-type]
 
 
@@ -52,6 +52,6 @@ def test_a_broker_that_never_knows_what_it_leads_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tail = following(1_000_000_000, monkeypatch)
-    monkeypatch.setattr(tail_module, "_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr(tail_module, "RETURN_SECONDS", 0.0)
     with pytest.raises(UnavailableError, match="UNKNOWN_LEADER_EPOCH"):
         tail.ends()

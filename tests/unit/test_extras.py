@@ -18,8 +18,8 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 def test_every_extra_is_known() -> None:
-    # `console` brings no module, `dev` is for a checkout.
-    assert set(extras.MODULES) == set(EXTRAS) - {"console", "dev"}
+    # `dev` is for a checkout.
+    assert set(extras.MODULES) == set(EXTRAS) - {"dev"}
 
 
 @pytest.mark.parametrize("extra", sorted(set(extras.MODULES) - {"java"}))

@@ -61,16 +61,16 @@ def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tasks, "run_task", fail)
     monkeypatch.setattr(TaskContext, "get", staticmethod(First))
     thrown.append(RewrittenError("rewritten"))
-    [failure] = tasks._copy(None, PLAN, iter([0]))  # type: ignore[arg-type]
+    [failure] = tasks.copy_ranges(None, PLAN, iter([0]))  # type: ignore[arg-type]
     assert isinstance(failure, tasks.Failure)
     assert isinstance(failure.error(), RewrittenError)
     thrown.append(FencedError("by a dead executor's last try", hint=""))
     with pytest.raises(FencedError):
-        list(tasks._copy(None, PLAN, iter([0])))  # type: ignore[arg-type]
+        list(tasks.copy_ranges(None, PLAN, iter([0])))  # type: ignore[arg-type]
 
 
 def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_GROUP_BYTES", 10 * 8_192)
+    monkeypatch.setattr(direct, "GROUP_BYTES", 10 * 8_192)
     ranges = [
         Range(table=0, number=n, first_page=4 * n, end_page=4 * n + 4, first_seq=n, capacity=1)
         for n in range(5)

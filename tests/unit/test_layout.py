@@ -38,6 +38,8 @@ OWNERS = {
     "requests": {"cdc/runtime/artifacts.py"},
     "maven_artifact": {"cdc/runtime/artifacts.py"},
     "click": {"cdc/cli"},
+    "starlette": {"cdc/console"},
+    "uvicorn": {"cdc/console"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
     "redis": {"cdc/playground/demo/stores.py"},
     "opensearchpy": {"cdc/playground/demo/stores.py"},
@@ -54,7 +56,7 @@ OWNERS = {
 ROOMS = (
     *("events", "errors", "failpoints", "runtime", "decode", "config", "log", "encode", "source"),
     *("publication", "sequence", "snapshot.incremental", "snapshot.initial", "verify", "operate"),
-    *("operate.doctor", "operate.commands", "daemon", "client", "playground", "cli"),
+    *("operate.doctor", "operate.commands", "daemon", "console", "client", "playground", "cli"),
 )
 # The same of `sinks` and `jobs`; their modules in no room are below and above them.
 SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
@@ -95,7 +97,7 @@ PURE |= {
     for module in ("chunk_state", "reconcile", "visibility")
 }
 # Tools around the daemon, which runs without them.
-AROUND = ("cli", "playground", "client")
+AROUND = ("cli", "playground", "client", "console")
 
 
 def name_of(path: Path) -> str:

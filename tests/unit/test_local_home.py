@@ -61,7 +61,7 @@ def test_a_killed_holder_holds_nothing(home: Home) -> None:
 def test_a_large_log_is_rotated_while_its_writer_continues(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.playground.servers.home._LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr("cdc.playground.servers.home.LOG_LIMIT_BYTES", 10)
     log = home.log("kafka")
     with log.open("ab", buffering=0) as writer:
         for number in range(5):

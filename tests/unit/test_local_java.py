@@ -25,7 +25,7 @@ def runtime(folder: Path, version: str, *, release_file: bool = True) -> Path:
 def _nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(java, "_from_pip", lambda: None)
+    monkeypatch.setattr(java, "from_pip", lambda: None)
 
 
 @pytest.mark.parametrize("release_file", [True, False])
@@ -57,7 +57,7 @@ def test_sparks_java_passes_on_everything_but_the_module_that_pips_lacks(
 ) -> None:
     program = runtime(tmp_path / "pip's own", "21.0.8")
     program.write_text('#!/bin/sh\nfor each do echo "$each"; done\n', encoding="utf-8")
-    monkeypatch.setattr(java, "_from_pip", lambda: java.Java(program, 21, trimmed=True))
+    monkeypatch.setattr(java, "from_pip", lambda: java.Java(program, 21, trimmed=True))
     asked = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx='$y'", "", "Main"]
     shim = java.spark_home(tmp_path / "home") / "bin" / "java"
     reported = subprocess.run([shim, *asked], capture_output=True, text=True, check=True).stdout

@@ -393,7 +393,7 @@ def test_a_second_batch_that_cannot_be_sent_leaves_the_first_alone(world: World)
 
 def test_an_abandoned_pool_abandons_both_writers(world: World) -> None:
     world.pool.abandon()
-    writers: list[Any] = [number.large for number in world.pool._producers]
+    writers: list[Any] = [number.large for number in world.pool.producers]
     assert [writer.abandoned for writer in writers] == [True, True]
 
 
@@ -430,14 +430,14 @@ def filled(partitions: int, size: int) -> Batch:
 def test_a_batch_with_little_for_each_of_many_partitions_is_written_directly(
     partitions: int, size: int, *, directly: bool, world: World
 ) -> None:
-    for producer in world.pool._producers:
+    for producer in world.pool.producers:
         producer.direct = cast("DirectPublisher", FakePublisher(world, "direct"))
     world.pool.begin(filled(partitions, size))
     assert (world.pool.current is not world.pool.large) is directly
 
 
 def test_a_batch_that_may_grow_is_left_to_librdkafka(world: World) -> None:
-    for producer in world.pool._producers:
+    for producer in world.pool.producers:
         producer.direct = cast("DirectPublisher", FakePublisher(world, "direct"))
     world.pool.begin(None)
     assert world.pool.current is world.pool.large

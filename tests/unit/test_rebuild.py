@@ -85,6 +85,9 @@ class Log:
     def truth(self, version: Version, at: Applied) -> Holding:
         return Holding((name, seq, None) for name, seq in self.keys(version, at))
 
+    def altered_at(self, _: Version, __: Applied) -> int:
+        return 0
+
     def keys(self, version: Version, at: Applied) -> Iterator[tuple[bytes, int]]:
         newest = {
             each.key: each
@@ -310,8 +313,8 @@ def test_the_newest_event_of_a_key_decides_in_any_order(
     newest = Newest()
     random.shuffle(described)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(comparing, "_AT_ONCE", random.randint(1, 9))
-        patched.setattr(comparing, "_FOLDED_AT", random.randint(1, 30))
+        patched.setattr(comparing, "AT_ONCE", random.randint(1, 9))
+        patched.setattr(comparing, "FOLDED_AT", random.randint(1, 30))
         for key, seq, there in described:
             newest.add(key, seq, there=there)
     wanted = Holding((key, seq, None) for key, seq in left.items() if seq > above)

@@ -57,7 +57,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 def fillable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a log that starts at its beginning, and no delay between two looks."""
     monkeypatch.setattr(opening, "refuse_unfillable", lambda *_: None)
-    monkeypatch.setattr(opening, "_SURE_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "SURE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_a_store_that_lacks_something_at_one_check_only_is_not_lost(
     topic.write(reported(lsn=LSN(50), generation=3, state="following"))
     store = STORES[request.node.nodeid]
     store.lost = True
-    check = opening._open_once
+    check = opening.open_once
 
     def repaired(*given: Any) -> Any:  # noqa: ANN401 - whatever it takes and gives
         try:
@@ -195,7 +195,7 @@ def test_a_store_that_lacks_something_at_one_check_only_is_not_lost(
         finally:
             store.lost = False
 
-    monkeypatch.setattr(opening, "_open_once", repaired)
+    monkeypatch.setattr(opening, "open_once", repaired)
     assert open_store(made(quiet=False), sink).applied.lsn == 50
     assert STORES[request.node.nodeid] is store
 
@@ -252,7 +252,7 @@ def test_a_report_shows_since_when_the_follower_fails(
     topic.write(reported(canary_at_us=7))
     clock = iter(range(100, 10_000))
     monkeypatch.setattr(running, "now_us", lambda: next(clock))
-    monkeypatch.setattr(running, "_BACKOFF_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(running, "BACKOFF_SECONDS", (0.001, 0.001))
     turns = iter(["away", "away", "open", "away", "batch"])
     at = Applied("shop", 1, 1, LSN(0x100), 7, 0, 3, {})
 
@@ -302,7 +302,7 @@ def test_a_bugs_text_is_not_logged_but_its_place_is(caplog: pytest.LogCaptureFix
             raise ValueError(value) from error
 
     with caplog.at_level(logging.ERROR):
-        failed = made(session)._turn()
+        failed = made(session).take_turn()
     assert isinstance(failed, InvariantError)
     assert value not in caplog.text
     for last_report in ("ArrowInvalid", "ValueError", ".cast(", "in session"):

@@ -38,7 +38,7 @@ def deleted(log: Log_, partitions: int, monkeypatch: pytest.MonkeyPatch) -> set[
         yield from log.get(number, [])
 
     monkeypatch.setattr(reader, "read_partition", read)
-    monkeypatch.setattr(leftovers, "_format", lambda *_: b"")
+    monkeypatch.setattr(leftovers, "event_format_of", lambda *_: b"")
     config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
     tables = [cast("PlannedTable", type("T", (), {"schema_id": 1, "partitions": partitions})())]
     found: list[bytes] = []
@@ -46,7 +46,7 @@ def deleted(log: Log_, partitions: int, monkeypatch: pytest.MonkeyPatch) -> set[
         of = StalePartition(schema_id=1, topic=TOPIC, partition=number, events=100, first_seq=5_000)
         fields: Any = {"stale": (of,), "tables": tables, "schemas": {1: _Schema()}}
         plan = cast("Plan", type("P", (), {**fields, "first_seq": _FIRST})())
-        found += leftovers.LeftoverDeletes(config, plan, 0, cast("Any", None))._left(1, 0)
+        found += leftovers.LeftoverDeletes(config, plan, 0, cast("Any", None)).left(1, 0)
     assert len(set(found)) == len(found)
     return set(found)
 

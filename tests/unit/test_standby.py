@@ -44,7 +44,7 @@ class Reported:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "_JITTER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "JITTER_SECONDS", 0.0)
     return clock
 
 

@@ -171,7 +171,7 @@ def test_an_error_that_is_not_utf8_is_shown_as_far_as_it_can_be(server: Server) 
 def test_a_server_that_closes_or_does_not_answer_is_an_error(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_module, "_START_SECONDS", 0.05)
+    monkeypatch.setattr(stream_module, "START_SECONDS", 0.05)
     with pytest.raises(UnavailableError, match="does not answer START_REPLICATION"):
         server.stream.start()
     server.say(COPY_BOTH[:4])

@@ -48,31 +48,31 @@ class Brokers:
         self._leaders: dict[Partition, int] = {}
         self._errors: Mapping[Partition, int] = {}
         self._coordinator: Node | None = None
-        self._connections: dict[Node, Connection] = {}
-        self._lost_at: dict[Node, float] = {}
+        self.connections: dict[Node, Connection] = {}
+        self.lost_at: dict[Node, float] = {}
         self._ended = False
 
     def connection(self, node: Node) -> Connection:
         """Return a connection to the node, with no request in flight."""
-        known = self._connections.get(node)
+        known = self.connections.get(node)
         if known is not None and not known.stale:
             return known
         self._close(node)
         made = Connection(node, self._security, self._client_id, self._seconds)
-        self._connections[node] = made
+        self.connections[node] = made
         if self._ended:
             self.lost(node)
             raise LostError("the writer has been abandoned")
         return made
 
     def _close(self, node: Node) -> None:
-        if connection := self._connections.pop(node, None):
+        if connection := self.connections.pop(node, None):
             connection.close()
 
     def lost(self, node: Node) -> None:
         """Forget the connection, and what depends on the node being available."""
         self._close(node)
-        self._lost_at[node] = time.monotonic()
+        self.lost_at[node] = time.monotonic()
         if self._coordinator == node:
             self._coordinator = None
         self._leaders = {
@@ -94,9 +94,9 @@ class Brokers:
 
     def any(self, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
         """Return the first answer that any broker gives."""
-        nodes = dict.fromkeys((*self._connections, *self._nodes.values(), *self._first))
+        nodes = dict.fromkeys((*self.connections, *self._nodes.values(), *self._first))
         # One that hangs accepts a connection and does not answer: it is asked last.
-        for_now = sorted(nodes, key=lambda node: self._lost_at.get(node, 0.0))
+        for_now = sorted(nodes, key=lambda node: self.lost_at.get(node, 0.0))
         why = LostError("log.bootstrap_servers names no broker")
         for node in for_now:
             try:
@@ -155,10 +155,10 @@ class Brokers:
     def cut(self) -> None:
         """Interrupt every wait for an answer. From any thread."""
         self._ended = True
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.cut()
 
     def close(self) -> None:
         self._ended = True
-        for node in list(self._connections):
+        for node in list(self.connections):
             self._close(node)

@@ -96,19 +96,19 @@ class DirectPublisher:
             raise Unsupported("google-crc32c has no compiled part here")
         settings = config.log.kafka
         self.started = False
-        self._id = f"{config.prefix}.{config.pipeline}.{name}"
-        self._transaction_ms = int(
+        self.transactional_id = f"{config.prefix}.{config.pipeline}.{name}"
+        self.transaction_ms = int(
             settings.get("transaction.timeout.ms", 1_000 * transaction_seconds)
         )
-        longest_ms = min(_ANSWER_MS, self._transaction_ms)
+        longest_ms = min(_ANSWER_MS, self.transaction_ms)
         self._answer_seconds = int(settings.get("socket.timeout.ms", longest_ms)) / 1_000
-        self._brokers = Brokers(
+        self.brokers = Brokers(
             config.log.bootstrap_servers,
             security.of(settings),
             str(settings.get("client.id", f"lockstep-{config.pipeline}")),
             self._answer_seconds,
         )
-        self._producer: Producer = requests.NOBODY
+        self.producer: Producer = requests.NOBODY
         self._handed_over: dict[Partition, list[Message]] = {}
         self._numbers: dict[Partition, int] = {}  # of the next record, within the transaction
         self._sent = False  # whether a broker may know of the transaction
@@ -123,18 +123,18 @@ class DirectPublisher:
 
         Raises Unsupported if the brokers have no transactions V2.
         """
-        body = requests.init_producer_id(self._id, self._transaction_ms)
+        body = requests.init_producer_id(self.transactional_id, self.transaction_ms)
 
         def ask() -> Producer | Error:
             self._expect_v2()
-            return self._ask_coordinator(INIT_PRODUCER_ID, body)
+            return self.ask_coordinator(INIT_PRODUCER_ID, body)
 
         deadline = time.monotonic() + _OPEN_SECONDS
         tries = _Tries(self._abandoned, "fencing older writers", deadline)
-        self._producer = tries.until_answered(ask)
+        self.producer = tries.until_answered(ask)
 
     def _expect_v2(self) -> None:
-        found = self._brokers.features()
+        found = self.brokers.features()
         if isinstance(found, Error):
             raise Unsupported(f"the brokers do not speak ApiVersions 3 (error {found.code})")
         level = found.finalized.get(requests.TRANSACTION_VERSION, 0)
@@ -167,11 +167,11 @@ class DirectPublisher:
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise if some can't be. Blocks."""
         waiting = {partition: deque(chunks) for partition, chunks in self._chunks()}
-        deadline = time.monotonic() + self._transaction_ms / 1_000
+        deadline = time.monotonic() + self.transaction_ms / 1_000
         tries = _Tries(self._abandoned, "sending a batch", deadline)
         while waiting:
             try:
-                self._brokers.learn(waiting)
+                self.brokers.learn(waiting)
             except LostError as error:
                 tries.lost(error)
                 continue
@@ -202,7 +202,7 @@ class DirectPublisher:
             chunks.extendleft(reversed([*self._singly(chunks.popleft())]))
             return None
         if answer.code in _LEADER_MOVED:
-            self._brokers.moved(partition)
+            self.brokers.moved(partition)
         return Error(answer.code, answer.message)
 
     def _chunks(self) -> Iterator[tuple[Partition, list[_Chunk]]]:
@@ -219,7 +219,7 @@ class DirectPublisher:
         self._handed_over = {}
 
     def _chunk(self, messages: list[Message], number: int, now_ms: int) -> _Chunk:
-        data = records.batch(messages, *self._producer, number, now_ms)
+        data = records.batch(messages, *self.producer, number, now_ms)
         return _Chunk(data, messages, number)
 
     def _singly(self, chunk: _Chunk) -> Iterator[_Chunk]:
@@ -236,9 +236,9 @@ class DirectPublisher:
         answers: dict[Partition, Written] = {}
         lost: LostError | None = None
         for (topic, number), chunk in heads.items():
-            node = self._brokers.leader((topic, number))
+            node = self.brokers.leader((topic, number))
             if node is None:
-                code = self._brokers.why((topic, number)) or KafkaError.LEADER_NOT_AVAILABLE
+                code = self.brokers.why((topic, number)) or KafkaError.LEADER_NOT_AVAILABLE
                 answers[topic, number] = Written(topic, number, code, -1, None)
             else:
                 by_node.setdefault(node, {}).setdefault(topic, []).append((number, chunk.data))
@@ -246,19 +246,21 @@ class DirectPublisher:
         copies_ms = int(_COPIES_SHARE * 1_000 * self._answer_seconds)
         for node, batches in by_node.items():
             try:
-                connection = self._brokers.connection(node)
+                connection = self.brokers.connection(node)
                 self._sent = True
-                connection.send(PRODUCE, requests.produce(self._id, batches, copies_ms))
+                connection.send(
+                    PRODUCE, requests.produce(self.transactional_id, batches, copies_ms)
+                )
                 asked.append((node, connection))
             except LostError as error:
-                self._brokers.lost(node)
+                self.brokers.lost(node)
                 lost = error
         for node, connection in asked:
             try:
                 for written in requests.read_produce(connection.receive()):
                     answers[written.topic, written.partition] = written
             except (MalformedError, LostError) as error:
-                self._brokers.lost(node)
+                self.brokers.lost(node)
                 lost = LostError(str(error))
         if unknown := answers.keys() ^ heads.keys():
             lost = lost or LostError(f"the brokers' answer is not about {min(unknown)}")
@@ -276,9 +278,9 @@ class DirectPublisher:
         that it has committed, and answers so: the request only ever means this transaction.
         """
         assert not self._handed_over, "a commit follows a flush"
-        body = requests.end_txn(self._id, self._producer, commit=True)
+        body = requests.end_txn(self.transactional_id, self.producer, commit=True)
         tries = _Tries(self._abandoned, "committing a Kafka transaction", None)
-        self._producer = tries.until_answered(lambda: self._ask_coordinator(END_TXN, body))
+        self.producer = tries.until_answered(lambda: self.ask_coordinator(END_TXN, body))
         self._numbers.clear()
         self.started = self._sent = False
 
@@ -286,19 +288,20 @@ class DirectPublisher:
         """Abort, so that readers do not wait for the broker to time the transaction out."""
         if not self._sent:
             return
-        body = requests.end_txn(self._id, self._producer, commit=False)
+        body = requests.end_txn(self.transactional_id, self.producer, commit=False)
         try:
-            self._ask_coordinator(END_TXN, body)
+            self.ask_coordinator(END_TXN, body)
         except LostError:
             return  # the next writer's `open` ends it
 
-    def _ask_coordinator(self, api: Api, body: bytes) -> Producer | Error:
-        node = self._brokers.coordinator(self._id)
+    def ask_coordinator(self, api: Api, body: bytes) -> Producer | Error:
+        """Send a request to the coordinator of our transactions; return its answer."""
+        node = self.brokers.coordinator(self.transactional_id)
         if isinstance(node, Error):
             return node
-        found = self._brokers.ask(node, api, body, requests.read_producer)
+        found = self.brokers.ask(node, api, body, requests.read_producer)
         if isinstance(found, Error) and found.code in _COORDINATOR_MOVED:
-            self._brokers.coordinator_moved()
+            self.brokers.coordinator_moved()
         return found
 
     # -- the end -----------------------------------------------------------------------------------
@@ -306,11 +309,11 @@ class DirectPublisher:
     def abandon(self) -> None:
         """Interrupt requests in flight: their session is over. From any thread."""
         self._abandoned.set()
-        self._brokers.cut()
+        self.brokers.cut()
 
     def close(self) -> None:
         """Close the connections; nothing may be in flight."""
-        self._brokers.close()
+        self.brokers.close()
 
 
 class _Tries:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.operate.findings import Finding, error, note, ok, warning
+from cdc.operate.followers import NEW_ARCHIVE, RUN_ARCHIVE
 from cdc.operate.readable import duration
 
 if TYPE_CHECKING:
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
     from cdc.log.frontier_tail import Unapplied
 
-NAME: Final = "archive"  # under which it reports
 # What its job, and every follower, may be down for at least: a machine that is replaced at night.
 _LEAST_HOURS: Final = 12
 # How many times the present lag must fit into the retention.
 _TIMES: Final = 4
 _HOUR: Final = 3_600.0
-_RUN: Final = "cdc archive run"
 
 
 class ArchiveFacts(NamedTuple):
@@ -42,19 +41,21 @@ def check_archive(config: Config, facts: ArchiveFacts | None) -> Iterator[Findin
     record, unapplied = facts.record, facts.unapplied
     if record is None or unapplied is None:
         what = "an archive is configured, and nothing has archived the log yet"
-        yield warning("archive", what, _RUN)
+        yield warning("archive", what, RUN_ARCHIVE)
         return
     if unapplied.forgotten:
         yield error(
             "archive",
             f"the log no longer holds what is not archived after {record.lsn}, seq {record.seq}",
-            "set archive.path to another place and start a new archive; keep the old one",
+            NEW_ARCHIVE,
         )
         return
     if record.state == "halted":
         yield error("archive", f"it has halted: {record.what}", record.hint)
     elif not record.runs:
-        yield warning("archive", f"it is not running; it is at {record.lsn}", _RUN)
+        yield warning("archive", f"it is not running; it is at {record.lsn}", RUN_ARCHIVE)
+    elif record.what:
+        yield warning("archive", f"it is {record.state}: {record.what}", record.hint)
     yield from _retention(config, facts, unapplied)
 
 

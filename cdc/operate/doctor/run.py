@@ -29,12 +29,13 @@ from cdc.operate.doctor import (
     requirements,
     verdict,
 )
-from cdc.operate.doctor.archive import NAME, ArchiveFacts
+from cdc.operate.doctor.archive import ArchiveFacts
 from cdc.operate.doctor.log import LogFacts, check_log
 from cdc.operate.doctor.source import check_source
 from cdc.operate.doctor.tables import check_tables
 from cdc.operate.facts import SourceFacts
 from cdc.operate.findings import Finding, error, warning
+from cdc.operate.followers import ARCHIVE
 from cdc.publication.plan import has_topic
 from cdc.source.connection import connect, translated
 from cdc.source.tables import SourceTable
@@ -152,7 +153,7 @@ def _log_facts(
 
 
 def _archive(config: Config) -> ArchiveFacts:
-    record = follower_reports.read(config).get(NAME)
+    record = follower_reports.read(config).get(ARCHIVE)
     with closing(UnappliedReader(config)) as log:
         unapplied = log.unapplied(record.place) if record else None
     return ArchiveFacts(record, unapplied, time.time())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import Exit
-from cdc.operate.findings import Finding, Level, Severity, error, note, ok, warning
+from cdc.operate.findings import Finding, Level, error, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.operate.status import read_status
 
@@ -55,6 +55,6 @@ def examine(config: Config) -> list[Finding]:
     well = sorted(running - named)
     if well:
         found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))
-    if reads and not any(each.severity is Severity.ERROR for each in found):
+    if reads and status.verdict.level is not Level.FAILED:
         found.append(ok("verdict", status.verdict.sentence))
     return found

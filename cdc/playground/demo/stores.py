@@ -173,7 +173,12 @@ def _mirrors(config: Config, follower: Follower) -> Read:
     root = follower.delta.path or config.delta.path
     frontiers = DeltaTable(f"{root}/_frontiers").to_pyarrow_table().to_pylist()
     newest = max(frontiers, key=lambda row: (row["generation"], row["seq"], row["lsn"]))
-    versions = dict(newest["versions"])
+    full = newest
+    if newest["versions"] is None:  # the row has what differs from a full one
+        place = newest["generation"], newest["full_seq"], newest["full_lsn"]
+        rows = (row for row in frontiers if row["versions"] is not None and row["is_whole"])
+        full = next(row for row in rows if (row["generation"], row["seq"], row["lsn"]) == place)
+    versions = {**dict(full["versions"]), **dict(newest["changed"] or ())}
 
     def read(table: database.PublishedTable) -> Iterator[Row]:
         topic = names.data_topic(config.prefix, table.schema, table.table)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from cdc.log.partitions import Partition
 
 # A killed broker leads its partitions again within some ten seconds of its restart.
-_RETURN_SECONDS: Final = 30.0
-_AGAIN_SECONDS: Final = 0.2
+RETURN_SECONDS: Final = 30.0
+AGAIN_SECONDS: Final = 0.2
 
 
 class Seen(NamedTuple):
@@ -68,7 +68,7 @@ class Tail:
         A broker that has just come back answers before it knows that it leads them: it is asked
         again. Raises UnavailableError when that lasts.
         """
-        deadline = time.monotonic() + _RETURN_SECONDS
+        deadline = time.monotonic() + RETURN_SECONDS
         while True:
             try:
                 spans = absence.spans(
@@ -77,7 +77,7 @@ class Tail:
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(_AGAIN_SECONDS)
+                time.sleep(AGAIN_SECONDS)
             else:
                 return {each: there.end for each, there in spans.items()}
 

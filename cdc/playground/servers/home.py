@@ -21,7 +21,7 @@ from cdc.errors import LocalStackError
 from cdc.playground.servers.process import ProcessId
 from cdc.runtime.file_lock import file_lock
 
-_LOG_LIMIT_BYTES: Final = 10 * 1024 * 1024  # enough for a day of warnings
+LOG_LIMIT_BYTES: Final = 10 * 1024 * 1024  # enough for a day of warnings
 _LOGS_KEPT: Final = 3
 _LOCK_TIMEOUT_SECONDS: Final = 300.0  # a first start downloads while it holds the lock
 
@@ -89,7 +89,7 @@ class Home:
     def rotate_log(self, name: str) -> None:
         """Rotate a large log: by copy and truncate, since a running server keeps it open."""
         log = self.log(name)
-        if not log.exists() or log.stat().st_size < _LOG_LIMIT_BYTES:
+        if not log.exists() or log.stat().st_size < LOG_LIMIT_BYTES:
             return
         for number in range(_LOGS_KEPT - 1, 0, -1):
             older = log.with_name(f"{log.name}.{number}")

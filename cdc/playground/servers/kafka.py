@@ -93,12 +93,13 @@ class Kafka(EmbeddedServer):
         properties = _write_properties(self.data, state.ports, settings)
         if not (self.data / "logs" / "meta.properties").exists():
             self._format(state.settings)
-        return [*self._java("kafka.Kafka"), str(properties)]
+        return [*self.java_command("kafka.Kafka"), str(properties)]
 
     def is_ready(self, state: ServerState) -> bool:
         return bool(probe(state.ports[0], _API_VERSIONS))
 
-    def _java(self, main_class: str) -> list[str]:
+    def java_command(self, main_class: str) -> list[str]:
+        """Return the command line that runs a class of Kafka's jars."""
         return [
             str(find_java().program),
             *flags(self.home, heap_mb=self.heap_mb),
@@ -131,7 +132,7 @@ class Kafka(EmbeddedServer):
         """Run Kafka's own tool, for the file that states the cluster's features."""
         with TemporaryDirectory() as folder:
             properties = _write_properties(Path(folder), [9092, 9093], {})
-            tool = [*self._java("kafka.tools.StorageTool"), "format"]
+            tool = [*self.java_command("kafka.tools.StorageTool"), "format"]
             made = subprocess.run(
                 [*tool, "-t", new_id(), "-c", str(properties)],
                 capture_output=True,

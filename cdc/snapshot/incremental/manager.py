@@ -100,7 +100,7 @@ class IncrementalSnapshots:
         self._governor = governor or Governor()
         self._fetcher = fetcher
         self._messages = MessageRouter(
-            config.prefix, sequencer, verifier, fetcher.signer,
+            config, sequencer, verifier, fetcher.signer,
             self._on_watermark, self._on_commands, on_columns,
         )  # fmt: skip
         self._jobs: dict[str, Job] = {}

@@ -20,6 +20,7 @@ from cdc.source.authority import DDL_PURPOSE, SIGNAL_PURPOSE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cdc.config import Config
     from cdc.daemon.verifier import Verifier
     from cdc.decode.messages import LogicalMessage, Relation
     from cdc.sequence.sequencer import Sequencer
@@ -46,7 +47,7 @@ class MessageRouter:
 
     def __init__(
         self,
-        prefix: str,
+        config: Config,
         sequencer: Sequencer,
         verifier: Verifier,
         signer: Signer,
@@ -54,12 +55,14 @@ class MessageRouter:
         on_commands: Callable[[list[Command], int], None],
         on_columns: Callable[[ColumnChange], None],
     ) -> None:
-        """`prefix` is that of the log's topics.
+        """Start with none waiting.
 
         `on_commands` gets the commands of a message, and how many snapshots may then be active;
         `on_columns` a table whose columns have changed, where it may block.
         """
-        self._prefix, self._sequencer = prefix, sequencer
+        self._prefix, self._sequencer = config.prefix, sequencer
+        # A literal in a statement may be a value of any table's hidden column.
+        self._hides = any(rule.hides for rule in config.tables.values())
         self._verifier, self._signer = verifier, signer
         self._on_watermark, self._on_commands = on_watermark, on_commands
         self._on_columns = on_columns
@@ -133,6 +136,7 @@ class MessageRouter:
         record = ddl.record(
             self._prefix, body, lsn=message.lsn, commit_lsn=at.transaction_lsn,
             ordinal=at.ordinal, seq=at.seq, committed_at_us=at.committed_at_us, tx_id=at.xid,
+            literals=not self._hides,
         )  # fmt: skip
         if record is None:
             self._verifier.refuse("ddl", "not readable", message)

@@ -61,7 +61,9 @@ class LeftoverDeletes:
         self._config, self._plan, self._index = config, plan, index
         self._publisher, self._keys = publisher, keys
         self._stale: StalePartition = plan.stale[index]
-        self._event = _format(config, plan, plan.schemas[self._stale.schema_id], b"%b", b"d")
+        self._event = event_format_of(
+            config, plan, plan.schemas[self._stale.schema_id], b"%b", b"d"
+        )
 
     def run(self, done: list[RangeRecord]) -> Iterator[RangeRecord]:
         """Write what is missing; yield the record of each Kafka transaction. Blocks.
@@ -76,11 +78,11 @@ class LeftoverDeletes:
     def _batches(self) -> Iterator[list[bytes]]:
         passes = -(-self._stale.events // self._keys)
         for turn in range(passes):
-            keys = self._left(passes, turn)
+            keys = self.left(passes, turn)
             for at in range(0, len(keys), DELETES):
                 yield keys[at : at + DELETES]
 
-    def _left(self, passes: int, turn: int) -> list[bytes]:
+    def left(self, passes: int, turn: int) -> list[bytes]:
         """Return the keys of one slice that are to be deleted, in the log's order."""
         decode = msgspec.json.Decoder(_Event).decode
         old: dict[bytes, None] = {}
@@ -149,10 +151,12 @@ class LeftoverDeletes:
 
 def truncate_event(config: Config, plan: Plan, schema: SchemaRecord, seq: int) -> bytes:
     """Return the truncate that removes an older generation's rows of a keyless table."""
-    return _format(config, plan, schema, b"null", b"t") % (0, seq)
+    return event_format_of(config, plan, schema, b"null", b"t") % (0, seq)
 
 
-def _format(config: Config, plan: Plan, schema: SchemaRecord, before: bytes, op: bytes) -> bytes:
+def event_format_of(
+    config: Config, plan: Plan, schema: SchemaRecord, before: bytes, op: bytes
+) -> bytes:
     """Return an event's format that takes ordinal and seq, after `before` where that is open."""
     tx, times = transaction(plan.epoch, plan.lsn, plan.taken_at_us)
     source = RowSource(schema, plan.database, config.prefix)

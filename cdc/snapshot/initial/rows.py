@@ -41,7 +41,7 @@ class Rows:
 
     def __init__(self, table: TableRoute, event: bytes, each: Range, batch: Batch) -> None:
         """`event` is the table's `copied_format`."""
-        self._table, self._event, self._batch = table, event, batch
+        self.table, self._event, self._batch = table, event, batch
         self._first_seq, self._capacity = each.first_seq, each.capacity
         self._range = each
         self.rows = 0
@@ -52,7 +52,7 @@ class Rows:
 
         Raises ProtocolError on bytes that are not a row of the table.
         """
-        table, end = self._table, frames.content_end(chunk)
+        table, end = self.table, frames.content_end(chunk)
         plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
         copied, event = table.encoder.copied, self._event
         columns = len(table.encoder.schema.columns)
@@ -95,7 +95,7 @@ class Rows:
 
     def _unreadable(self, chunk: bytes, row: int, error: Exception) -> ProtocolError:
         """Return the error of a row, with its table, its column and its pages; no value."""
-        encoder = self._table.encoder
+        encoder = self.table.encoder
         texts = row_values(chunk, row, len(encoder.schema.columns))
         found = unreadable(encoder, texts, error)
         first, end = self._range.first_page, self._range.end_page

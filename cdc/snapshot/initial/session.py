@@ -214,7 +214,7 @@ class _Coordinator:
         before it in the topic: the resume record shows that one.
         """
         config = self._config
-        self._background(lambda: _fence(config, tasks))
+        self._background(lambda: fence_tasks(config, tasks))
         due.expect_open(self._background(lambda: _resume(config)))
         known = self._background(lambda: topic.read(config))
         handover.check_mine(known.state, state.stage, self._token)
@@ -275,6 +275,6 @@ def _resume(config: Config) -> Resume:
     return resume
 
 
-def _fence(config: Config, tasks: int) -> None:
+def fence_tasks(config: Config, tasks: int) -> None:
     """Abort the open transactions of older tasks, and of older hand-overs by the daemon."""
     fence(config, (*(f"{WRITER}.{number}" for number in range(tasks)), *WRITERS))

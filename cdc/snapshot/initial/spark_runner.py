@@ -80,7 +80,7 @@ class SparkRunner:
             progress.finished(record)
         code = self._process.poll()
         if code:
-            raise self._failed(code)
+            raise failure(code, self._stdout, self._stderr)
         return code == 0
 
     def stop(self) -> None:
@@ -95,16 +95,18 @@ class SparkRunner:
         self._stdout.close()
         self._stderr.close()
 
-    def _failed(self, code: int) -> CDCError:
-        if error := _printed_error(_end_of(self._stdout)):
-            return error
-        trace = bugs.places(_end_of(self._stderr))
-        if code < 0 or code in _PASSING or code == Exit.FAILED:
-            return UnavailableError(
-                f"the Spark job ended with code {code}",
-                hint=f"it is submitted again with the ranges that it has left; it failed: {trace}",
-            )
-        return ConfigError(f"the Spark job ended with code {code}", hint=f"it failed: {trace}")
+
+def failure(code: int, stdout: IO[bytes], stderr: IO[bytes]) -> CDCError:
+    """Return why the job failed: the error that it printed, or where in the code it ended."""
+    if error := _printed_error(_end_of(stdout)):
+        return error
+    trace = bugs.places(_end_of(stderr))
+    if code < 0 or code in _PASSING or code == Exit.FAILED:
+        return UnavailableError(
+            f"the Spark job ended with code {code}",
+            hint=f"it is submitted again with the ranges that it has left; it failed: {trace}",
+        )
+    return ConfigError(f"the Spark job ended with code {code}", hint=f"it failed: {trace}")
 
 
 def _end_of(file: IO[bytes]) -> str:

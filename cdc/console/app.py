@@ -1,0 +1,175 @@
+"""The console's pages and its API, all GET.
+
+`/api/status`, `/api/tables`, `/api/chart` answer with what was measured last; `/api/tail` is a
+stream of server-sent events; `/api/explain` runs `cdc history`. Everything of the pipeline is sent
+as JSON, and the page puts it in place as text, so no name or value becomes markup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from cdc import __version__
+from cdc.console.collector import STALE_SECONDS
+from cdc.console.explain import Explainer
+from cdc.console.feed import Filter
+from cdc.console.guard import Guard
+from cdc.errors import CDCError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection
+    from pathlib import Path
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from cdc.config import Config
+    from cdc.console.collector import Collector
+    from cdc.console.feed import Feed
+
+# Each holds a connection, and costs a look at the feed four times a second.
+MOST_VIEWERS: Final = 40
+_LOOK_SECONDS: Final = 0.25
+# How often a stream reports the rate, so that a proxy and the page see that it is alive.
+_REPORT_SECONDS: Final = 1.0
+_MOST_AT_ONCE: Final = 100
+_MOST_CHARACTERS: Final = 1_000
+_PAGE: Final = {
+    "/": ("index.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/draw.js": ("draw.js", "text/javascript"),
+    "/tail.js": ("tail.js", "text/javascript"),
+}
+
+
+def build(
+    config: Config,
+    config_path: Path,
+    collector: Collector,
+    feed: Feed,
+    hosts: Collection[str],
+    token: str | None,
+) -> ASGIApp:
+    """Return the guarded application."""
+    console = _Console(config, config_path, collector, feed)
+    routes = [
+        *(Route(path, _file(*file)) for path, file in _PAGE.items()),
+        Route("/api/status", console.status),
+        Route("/api/tables", console.tables),
+        Route("/api/chart", console.chart),
+        Route("/api/tail", console.tail),
+        Route("/api/explain", console.explain),
+    ]
+    return Guard(Starlette(routes=routes), hosts, token)
+
+
+def _file(name: str, kind: str) -> Any:  # noqa: ANN401 - an endpoint
+    body = files("cdc.console").joinpath("page", name).read_bytes()
+
+    async def endpoint(_: Request) -> Response:
+        return Response(body, media_type=kind)
+
+    return endpoint
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+class _Console:
+    def __init__(self, config: Config, config_path: Path, collector: Collector, feed: Feed) -> None:
+        self._config = config
+        self._collector = collector
+        self._feed = feed
+        self._explainer = Explainer(config_path)
+        self._viewers = 0
+
+    async def status(self, _: Request) -> Response:
+        newest = self._collector.asked()
+        age = None if newest is None else newest.age_seconds
+        return _json(
+            {
+                "version": __version__,
+                "pipeline": self._config.pipeline,
+                "now_ms": time.time_ns() // 1_000_000,
+                "age_seconds": age,
+                # What is older says nothing about the present.
+                "stale": age is None or age > STALE_SECONDS,
+                "failed": self._collector.failed,
+                "tail_error": self._feed.error,
+                "measured": None if newest is None else orjson.Fragment(newest.status),
+            }
+        )
+
+    async def tables(self, _: Request) -> Response:
+        newest = self._collector.asked()
+        return _json({"tables": []} if newest is None else orjson.Fragment(newest.tables))
+
+    async def chart(self, _: Request) -> Response:
+        newest = self._collector.asked()
+        return _json(None if newest is None else orjson.Fragment(newest.chart))
+
+    async def explain(self, request: Request) -> Response:
+        table, key = (request.query_params.get(name, "") for name in ("table", "key"))
+        if not table or not key or max(len(table), len(key)) > _MOST_CHARACTERS:
+            return _json({"error": "give a table (schema.table) and a key"}, 400)
+        if self._config.archive.path is None:
+            why = "versions are read from the archive, and none is configured (archive.path)"
+            return _json({"versions": None, "error": why})
+        try:
+            return _json(await self._explainer.versions(table, key))
+        except CDCError as error:
+            return _json({"versions": None, "error": f"{error.what}; {error.hint}"})
+
+    async def tail(self, request: Request) -> Response:
+        if self._viewers >= MOST_VIEWERS:
+            why = f"{MOST_VIEWERS} viewers follow the log already: close one of their pages"
+            return _json({"error": why}, 503)
+        given = request.query_params
+        wanted = Filter(
+            given.get("table", ""),
+            frozenset(filter(None, given.get("ops", "").split(","))),
+            given.get("key", ""),
+        )
+        return StreamingResponse(self._events(wanted), media_type="text/event-stream")
+
+    async def _events(self, wanted: Filter) -> AsyncIterator[bytes]:
+        """Yield events as they arrive. A viewer that reads slowly skips some, and learns of it."""
+        self._viewers += 1
+        try:
+            _, number, _ = self._feed.since(-1, wanted, 0)
+            reported_at = 0.0
+            while True:
+                entries, number, skipped = self._feed.since(number, wanted, _MOST_AT_ONCE)
+                for each in entries:
+                    yield b"event: change\ndata: " + each.body + b"\n\n"
+                now = time.monotonic()
+                if skipped or now - reported_at >= _REPORT_SECONDS:
+                    reported_at = now
+                    yield b"event: rate\ndata: " + self._rate(skipped) + b"\n\n"
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            self._viewers -= 1
+
+    def _rate(self, skipped: int) -> bytes:
+        feed = self._feed
+        return orjson.dumps(
+            {
+                "per_second": round(feed.rate(), 1),
+                "most_per_second": feed.most_per_second,
+                "arrived": feed.arrived,
+                "kept": feed.kept,
+                "skipped": skipped,
+                "error": feed.error,
+            }
+        )

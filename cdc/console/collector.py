@@ -1,0 +1,157 @@
+"""Measure the pipeline in one thread, for every viewer: what `cdc status` finds, again and again.
+
+An answer is bytes that were made when it was measured, so it costs the same with one table or a
+thousand. While nobody looks, it measures rarely. A measurement that does not end (a server that
+accepts and does not answer) makes the last one old: after `STALE_SECONDS` it counts for nothing,
+and the page must not show it as the present.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from cdc.console.flow import Measured, point
+from cdc.events import table_name
+from cdc.operate.retention import Gauge
+from cdc.operate.status import read_status
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.console.feed import Feed
+    from cdc.operate.status import Status
+
+log = logging.getLogger("cdc.console.collector")
+
+STALE_SECONDS: Final = 15.0
+_EVERY_SECONDS: Final = 2.0
+# While no request has come for a while: a page that is opened then is measured for at once.
+_RESTING_SECONDS: Final = 30.0
+_UNWATCHED_SECONDS: Final = 30.0
+# The least share of the time in which it does nothing: measuring opens connections.
+_PAUSES: Final = 3.0
+_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+class Snapshot(NamedTuple):
+    """One measurement, as the bytes that requests get."""
+
+    at: float  # monotonic, when it ended
+    status: bytes
+    tables: bytes
+    chart: bytes
+
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self.at
+
+
+def encoded(value: object) -> bytes:
+    """Return JSON as the commands print it: LSNs as text."""
+    return orjson.dumps(value, default=str, option=_OPTIONS)
+
+
+class Collector:
+    """Measures until `close`; `newest` is the last result, None before the first."""
+
+    def __init__(self, config: Config, feed: Feed) -> None:
+        """Start at once."""
+        self.newest: Snapshot | None = None
+        self.failed = ""  # why the last try gave no result: a bug, by its class
+        self._config = config
+        self._feed = feed
+        self._measured = Measured()
+        self._gauge = Gauge()
+        self._asked_at = time.monotonic()
+        self._wake = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="cdc-console", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the current measurement, which is not waited for."""
+        self._over = True
+        self._wake.set()
+
+    def asked(self) -> Snapshot | None:
+        """Return the newest result for a viewer, who is then measured for."""
+        resting = time.monotonic() - self._asked_at > _UNWATCHED_SECONDS
+        self._asked_at = time.monotonic()
+        if resting:
+            self._wake.set()
+        return self.newest
+
+    def _run(self) -> None:
+        while not self._over:
+            began = time.monotonic()
+            try:
+                self.newest, self.failed = self._measure(), ""
+            except Exception as error:
+                # The result gets older, and the page says so; servers are no exceptions here.
+                if not self.failed:
+                    log.exception("cannot measure")
+                self.failed = type(error).__name__
+            took = time.monotonic() - began
+            resting = time.monotonic() - self._asked_at > _UNWATCHED_SECONDS
+            pause = max(_RESTING_SECONDS if resting else _EVERY_SECONDS, _PAUSES * min(took, 1.0))
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _measure(self) -> Snapshot:
+        status = read_status(self._config)
+        now = time.monotonic()
+        self._measured.add(point(now, status))
+        fields = {
+            "status": status.fields(),
+            "rates": self._measured.rates(),
+            "slot": self._slot(now, status),
+        }
+        chart = encoded(self._measured.chart())
+        changes = self._feed.tables()
+        rows = [each | {"changes": changes.get(each["topic"])} for each in tables(status)]
+        listed = encoded({"since_ms": self._feed.since_ms, "tables": rows})
+        return Snapshot(now, encoded(fields), listed, chart)
+
+    def _slot(self, now: float, status: Status) -> dict[str, Any] | None:
+        """Return what the slot keeps, and how long that lasts at the rate measured here."""
+        if status.slot is None or status.server is None:
+            return None
+        retention = self._gauge.observe(now, status.server.wal_lsn, status.slot)
+        kept, safe = status.slot.retained_bytes, status.slot.safe_wal_bytes
+        return {
+            "retained_bytes": kept,
+            "limit_bytes": None if safe is None or kept is None else kept + max(0, safe),
+            "lost_in_seconds": retention.lost_in_seconds,
+            "wal_bytes_per_second": retention.wal_bytes_per_second,
+            "stalled_seconds": retention.stalled_seconds,
+        }
+
+
+def tables(status: Status) -> list[dict[str, Any]]:
+    """Return each table of the log: its versions, its snapshot, and whether its topic is complete.
+
+    Sorted by name. A table that is no longer captured is among them as long as the log has its
+    schema records.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in status.schemas:
+        name = table_name(record.schema, record.table)
+        entry = found.setdefault(
+            (record.schema, record.table), {"name": name, "topic": record.topic, "versions": 0}
+        )
+        entry["versions"] += 1
+        entry |= {
+            "key": list(record.key),
+            "columns": len(record.columns),
+            "since": str(record.from_lsn),
+        }
+    incomplete = {each.name: each.what for each in status.incomplete_topics}
+    snapshots = {each.name: each.summary for each in status.incremental_snapshots if each.active}
+    for entry in found.values():
+        entry["incomplete"] = incomplete.get(entry["name"])
+        entry["snapshot"] = snapshots.get(entry["name"])
+    return [found[name] for name in sorted(found)]

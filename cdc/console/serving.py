@@ -1,0 +1,158 @@
+"""Serve the console on one address, until SIGTERM or Ctrl-C.
+
+An address that other machines reach needs a token. Headers are limited in size and in time, and
+connections in number, so that a client that sends slowly keeps nobody out for long.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cdc.console.app import build
+from cdc.console.collector import Collector
+from cdc.console.feed import Feed
+from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from cdc.config import Config
+
+# A token that nobody guesses; `openssl rand -hex 16` has as many characters.
+LEAST_TOKEN: Final = 32
+_HEADER_SECONDS: Final = 10.0
+_CONNECTIONS: Final = 200
+# The default of 5 ms lets a measurement delay answers: a request takes its turns with it.
+_SWITCH_SECONDS: Final = 0.0005
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection whose request has not arrived within `_HEADER_SECONDS`."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as the base class
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(_HEADER_SECONDS, self._close_if_waiting)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering():
+            self._cancel()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._close_if_waiting)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def _cancel(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close_if_waiting(self) -> None:
+        self._deadline = None
+        if not self._is_answering():
+            self.transport.close()
+
+
+def read_token(path: Path | None) -> str | None:
+    """Return the token in a file; raise ConfigError where it is too short to be one."""
+    if path is None:
+        return None
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the token in {path}: {getattr(error, 'strerror', None) or 'not text'}",
+            hint=f"umask 077 && openssl rand -hex 32 > {path}",
+        ) from error
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"the token in {path} is not {LEAST_TOKEN} or more characters on one line",
+            hint=f"umask 077 && openssl rand -hex 32 > {path}",
+        )
+    return token
+
+
+def bind(listen: str, token: str | None) -> socket.socket:
+    """Return a listening socket; raise ConfigError, also where others reach it without a token."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or int(port) > 65_535:  # noqa: PLR2004 - the last port
+        raise ConfigError(f"{listen} is no address", hint="give host:port, such as 127.0.0.1:8600")
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"{host} is reached by other machines, and the console has no token",
+            hint="--token-file FILE, behind a proxy that speaks TLS; or --listen 127.0.0.1:8600",
+        )
+    try:
+        family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), int(port)), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {listen}: {error.strerror or error}",
+            hint="choose another --listen (port 0 takes a free one), or stop what listens there",
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; a name may become any."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def serve(
+    config: Config,
+    config_path: Path,
+    listening: socket.socket,
+    names: Sequence[str],
+    token: str | None,
+    *,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal; `names` are those of a proxy in front of it."""
+    host = str(listening.getsockname()[0])
+    feed = Feed(config)
+    feed.start()
+    collector = Collector(config, feed)
+    app = build(config, config_path, collector, feed, {*LOOPBACK, host, *names}, token)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,  # it would have the keys that viewers look for
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    started()
+    try:
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
+    finally:
+        collector.close()
+        feed.close()

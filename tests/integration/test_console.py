@@ -1,0 +1,171 @@
+"""`cdc console` on real servers: what it shows is what `cdc status` and the log have."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.cli.main import run
+from cdc.events import LSN
+from tests.fixtures.console import ConsoleUnderTest
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.integration.test_wait import FOLLOWERS, FakeFollower
+
+_TABLES = (
+    'CREATE TABLE "<img src=x onerror=alert(1)>" (id int PRIMARY KEY, name text, card text)',
+    "CREATE TABLE t (id int PRIMARY KEY, note text, card text)",
+)
+_MASKS = {"public.t": {"mask": {"card": {"fixed": "hidden"}}}}
+_EVIL = "public.<img src=x onerror=alert(1)>"
+
+NewConsole = Callable[..., ConsoleUnderTest]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What ends with the test."""
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def console(tmp_path: Path, stack: ExitStack) -> NewConsole:
+    """Start consoles that end with the test."""
+
+    def start(line: PipelineUnderTest, *options: str, **changed: str) -> ConsoleUnderTest:
+        file = line.write("console.yaml", http__listen=_daemon(line), **changed)
+        found = ConsoleUnderTest(file, tmp_path / "console.log", *options)
+        stack.callback(found.close)
+        return found
+
+    return start
+
+
+def status(line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401 - JSON
+    capsys.readouterr()
+    run(["status", "-c", str(line.write("console.yaml", http__listen=_daemon(line))), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def _daemon(line: PipelineUnderTest) -> str:
+    return f"127.0.0.1:{line.daemon.port}"
+
+
+def test_the_console_shows_the_status_the_tables_and_each_committed_row(
+    pipeline: NewPipeline,
+    console: NewConsole,
+    stack: ExitStack,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = pipeline(*_TABLES, followers=FOLLOWERS, tables=_MASKS, source={"canary_seconds": 0})
+    line.start().wait_ready()
+    shown = console(line)
+    wait_until(lambda: shown.verdict() == status(line, capsys)["verdict"], "two verdicts")
+    # A follower that never ran: its frontier cannot advance.
+    assert shown.verdict()["level"] == "failed"
+    FakeFollower(line.config).report(
+        lsn=LSN(1), seq=0, place=0, state="following", began_at_us=time.time_ns() // 1_000
+    )
+    wait_until(lambda: shown.verdict()["level"] == "ok", "it is not seen to be well")
+    events = stack.enter_context(closing(shown.stream("/api/tail")))
+    assert next(events)[0] == "rate"
+    line.database.execute("INSERT INTO t VALUES (1, '<b>first</b>', '4111')")
+    changes = (data for kind, data in events if kind == "change")
+    first = next(changes)
+    assert (first["table"], first["op"], first["key"]) == ("public.t", "c", {"id": 1})
+    assert first["after"] == {"id": 1, "note": "<b>first</b>", "card": "hidden"}
+    line.database.execute(f"INSERT INTO \"{_EVIL[7:]}\" VALUES (7, 'x', '4111')")
+    assert next(changes)["table"] == _EVIL
+    wait_until(lambda: _EVIL in _names(shown), "the tables lack one")
+    [found] = [each for each in shown.get("/api/tables")[1]["tables"] if each["name"] == _EVIL]
+    assert (found["versions"], found["changes"]["events"]) == (1, 1)
+    filtered = stack.enter_context(closing(shown.stream("/api/tail?table=public.t&ops=d")))
+    assert next(filtered)[0] == "rate"
+    line.database.execute("INSERT INTO t VALUES (2)")
+    line.database.execute("DELETE FROM t WHERE id = 2")
+    assert next(data for kind, data in filtered if kind == "change")["key"] == {"id": 2}
+    _, explained = shown.get("/api/explain?table=public.t&key=1")
+    assert "none is configured (archive.path)" in explained["error"]
+
+
+def _names(shown: ConsoleUnderTest) -> set[str]:
+    return {each["name"] for each in shown.get("/api/tables")[1]["tables"]}
+
+
+def test_a_daemon_that_was_killed_is_not_well_in_the_console_either(
+    pipeline: NewPipeline, console: NewConsole
+) -> None:
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    shown = console(line)
+    wait_until(lambda: shown.verdict()["level"] == "ok", "it is not well to begin with")
+    line.daemon.kill()
+    wait_until(lambda: shown.verdict()["level"] == "failed", "nobody notices")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "name", "left"),
+    [
+        ("source__dsn", "host=127.0.0.1 port=9 dbname=none", "Postgres", "resume"),
+        ("log__bootstrap_servers", "127.0.0.1:9", "Kafka", "source"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_and_the_other_is_shown(
+    setting: str, value: str, name: str, left: str, pipeline: NewPipeline, console: NewConsole
+) -> None:
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    shown = console(line, **{setting: value})
+    wait_until(lambda: shown.verdict()["level"] == "failed", "it is not seen")
+    [cause] = [each for each in shown.verdict()["causes"] if each["about"] == "server"]
+    assert name in cause["what"]
+    assert shown.get("/api/status")[1]["measured"]["status"][left] is not None
+    assert shown.ask("/api/tables")[0] == shown.ask("/api/chart")[0] == 200
+
+
+def test_a_client_that_sends_slowly_or_too_much_keeps_nobody_out(
+    pipeline: NewPipeline, console: NewConsole
+) -> None:
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    shown = console(line)
+    assert shown.port is not None
+    with ExitStack() as stack:
+        slow = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", shown.port), timeout=60))
+            for _ in range(50)
+        ]
+        for each in slow:
+            each.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow:")
+        assert shown.ask("/")[0] == 200
+        for each in slow:
+            assert each.recv(1_000) == b""  # closed, unanswered
+    assert shown.ask("/", x_large="x" * 20_000)[0] == 431
+    assert shown.ask("/../../etc/passwd")[0] == 404
+    assert shown.ask("/api/status", method="POST")[0] == 405
+    assert shown.ask("/")[0] == 200
+
+
+def test_a_token_is_required_and_appears_in_no_log(
+    pipeline: NewPipeline, console: NewConsole, tmp_path: Path
+) -> None:
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
+    shown = console(line, "--token-file", str(token))
+    assert shown.ask("/")[0] == 200
+    assert shown.get("/api/status")[0] == 401
+    assert shown.get("/api/status", authorization="Bearer 0123456789abcdef")[0] == 401
+    right = f"Bearer {token.read_text('utf-8').strip()}"
+    assert shown.get("/api/status", authorization=right)[0] == 200
+    assert shown.ask("/api/status", host="evil.example", authorization=right)[0] == 421
+    assert shown.close() == 0
+    assert "0123456789" not in shown.log

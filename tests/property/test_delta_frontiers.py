@@ -1,0 +1,176 @@
+"""Partial rows of `_frontiers` read as the full rows that they replace."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc.errors import SwitchedError
+from cdc.events import LSN
+from lockstep.conformance.store import applied
+from lockstep.sinks.contract import Applied
+from lockstep.sinks.delta import frontier_rows
+from lockstep.sinks.delta import frontiers as delta_frontiers
+from lockstep.sinks.delta.frontier_rows import FrontierRow, as_columns
+from lockstep.sinks.delta.frontiers import Frontiers
+from tests.fixtures.seeds import first_seed
+
+ROUNDS = 3
+STEPS = 50
+KEPT_HOURS = 3
+Place = tuple[int, int, int]
+
+
+class Model:
+    """What a table of full rows would have."""
+
+    def __init__(self, path: Path, chance: Random) -> None:
+        self.path, self.chance = path, chance
+        self.now = datetime.now(UTC)
+        self.generation, self.seq, self.lsn = 1, 0, 0
+        self.versions: dict[str, int] = {}
+        self.rows: dict[Place, dict[str, int]] = {}
+        self.written: dict[Place, datetime] = {}
+        self.copies = [self.opened(), self.opened()]
+
+    def opened(self) -> Frontiers:
+        frontiers = Frontiers(str(self.path), {}, {"pipeline": "shop", "follower": "lake"})
+        frontiers.open(1)
+        return frontiers
+
+    def step(self) -> None:
+        chance = self.chance
+        which = chance.randrange(len(self.copies))
+        do = chance.choices(
+            (self.commit, self.tidy, self.restart, self.older, self.switch), (12, 2, 1, 2, 0.3)
+        )[0]
+        try:
+            do(which)
+        except SwitchedError:
+            self.restart(which)
+
+    def commit(self, which: int) -> None:
+        """Commit a cut that changes some mirrors or none, with or without `begin`."""
+        chance, copy = self.chance, self.copies[which]
+        # Time passes from frontier to frontier, at one seq if there was no event.
+        seq = self.seq + chance.randint(0, 2)
+        if chance.random() < 0.7:
+            copy.begin(seq)
+        versions = dict(self.versions)
+        for _ in range(chance.choice((0, 0, 1, 2, 9))):
+            versions[f"public.t{chance.randrange(20)}"] = seq + 100
+        at = self.at(seq, self.lsn + 1)
+        if copy.commit(at, versions):
+            self.seq, self.lsn, self.versions = seq, self.lsn + 1, versions
+            self.add(FrontierRow(self.generation, at, versions))
+
+    def at(self, seq: int, lsn: int) -> Applied:
+        return applied(seq, generation=self.generation)._replace(lsn=LSN(lsn))
+
+    def add(self, row: FrontierRow) -> None:
+        place = row.generation, row.applied.seq, int(row.applied.lsn)
+        self.rows[place], self.written[place] = dict(row.versions), self.now
+
+    def tidy(self, which: int) -> None:
+        """Delete old rows; the newest of them is the state at the start of the time kept."""
+        self.copies[which].tidy(KEPT_HOURS)
+        left = set(self.places())
+        old = sorted(
+            place
+            for place, at in self.written.items()
+            if place[0] == self.generation and at < self.now - timedelta(hours=KEPT_HOURS)
+        )
+        # If another copy was first, it is left for the next time.
+        assert self.rows.keys() - left in (set(old[:-1]), set())
+        for place in self.rows.keys() - left:
+            del self.rows[place], self.written[place]
+
+    def restart(self, which: int) -> None:
+        self.copies[which] = self.opened()
+
+    def older(self, _: int) -> None:
+        self.now += timedelta(hours=self.chance.choice((1, 4)))
+
+    def switch(self, which: int) -> None:
+        if not self.rows:
+            return
+        copy, self.generation = self.copies[which], self.generation + 1
+        copy.find()
+        at = self.at(self.seq, self.lsn)
+        row = FrontierRow(self.generation, at, dict.fromkeys(self.versions, 1))
+        self.versions = dict(row.versions)
+        copy.switch(row, self.seq)
+        self.add(row)
+
+    def places(self) -> list[Place]:
+        table = DeltaTable(self.path / "_frontiers").to_pyarrow_table()
+        return [(each["generation"], each["seq"], each["lsn"]) for each in table.to_pylist()]
+
+    def check(self) -> None:
+        """Compare every row, however it is looked up."""
+        table = DeltaTable(self.path / "_frontiers")
+        assert sorted(self.places()) == sorted(self.rows)
+        found = frontier_rows.rows(table, "is_whole")
+        seen = {(row.generation, row.applied.seq, int(row.applied.lsn)): row for row in found}
+        assert {place: row.versions for place, row in seen.items()} == self.rows
+        place = max(self.rows)
+        newest = frontier_rows.as_of(table, LSN(place[2]), None)
+        assert newest is not None
+        assert newest.versions == self.rows[place]
+        assert self.opened().newest == newest
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_partial_rows_read_as_the_full_rows_that_they_replace(
+    monkeypatch: pytest.MonkeyPatch, *, few: bool
+) -> None:
+    """With two copies, restarts, upkeep and switches; `few` rows depend on each full row."""
+    monkeypatch.setattr(delta_frontiers, "_PARTIAL_ROWS", 3 if few else 100)
+    first = first_seed("LOCKSTEP_DELTA_FRONTIERS")
+    partial = 0
+    for seed in range(first, first + ROUNDS):
+        with TemporaryDirectory() as lake:
+            model = Model(Path(lake), Random(seed))
+            monkeypatch.setattr(delta_frontiers, "_now", lambda model=model: model.now)
+            for _ in range(STEPS):
+                model.step()
+                if model.rows and model.chance.random() < 0.2:
+                    model.check()
+            model.check()
+            versions = DeltaTable(Path(lake, "_frontiers")).to_pyarrow_table()["versions"]
+            partial += versions.null_count
+    assert partial, "the rounds had partial rows"
+
+
+def test_a_table_of_full_rows_only_is_continued(tmp_path: Path) -> None:
+    """As an older release wrote it, without the columns of partial rows."""
+    old = Frontiers(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
+    with pytest.MonkeyPatch.context() as patched:
+        partial = ("changed", "full_seq", "full_lsn")
+        fields = [field for field in frontier_rows.ARROW if field.name not in partial]
+        patched.setattr(delta_frontiers, "ARROW", pa.schema(fields))
+        types = {n: kind for n, kind in frontier_rows.TYPES.items() if n not in partial}
+        patched.setattr(delta_frontiers, "TYPES", types)
+        old.open(1)
+        every = {f"public.t{number}": 1 for number in range(10)}
+        assert old.commit(applied(1), every)
+    table = DeltaTable(tmp_path / "_frontiers")
+    assert "changed" not in table.to_pyarrow_table().column_names
+    assert [row.versions for row in frontier_rows.rows(table, "seq = 1")] == [every]
+    new = Frontiers(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
+    new.open(1)
+    for seq in (2, 3):
+        every = {**every, "public.t0": seq}
+        new.begin(seq)
+        assert new.commit(applied(seq), every)
+    new.tidy(KEPT_HOURS)
+    table = DeltaTable(tmp_path / "_frontiers")
+    found = frontier_rows.rows(table, "is_whole")
+    assert {row.applied.seq: row.versions["public.t0"] for row in found} == {1: 1, 2: 2, 3: 3}
+    assert as_columns(found[0], datetime.now(UTC))["changed"] is None

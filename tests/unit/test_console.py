@@ -1,0 +1,241 @@
+"""The console answers its own page alone, and shows what it knows, never more."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.config import load
+from cdc.console import explain, feed, flow, serving
+from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
+from cdc.errors import ConfigError
+from cdc.log.tail import Arrivals, Arrived, Sample
+
+_TOKEN = "0123456789abcdef0123456789abcdef"
+_PAGE = Path(explain.__file__).parent / "page"
+
+
+def ask(path: str = "/api/status", token: str | None = None, **headers: str) -> tuple[int, Any]:
+    """Return status and headers of a guarded application that answers everything with 200."""
+
+    async def app(_: Any, __: Any, send: Any) -> None:  # noqa: ANN401 - ASGI
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:  # noqa: ANN401 - as above
+        sent.append(message)
+
+    async def receive() -> Any:  # noqa: ANN401 - as above
+        return {"type": "http.disconnect"}
+
+    named = {"host": "localhost:8600", **headers}
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
+    scope = {"type": "http", "path": path, "headers": given}
+    asyncio.run(Guard(app, {*LOOPBACK, "cdc.example"}, token)(scope, receive, send))
+    return sent[0]["status"], sent[0]["headers"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8600", "CDC.example:443"])
+def test_the_console_answers_to_its_own_names(host: str) -> None:
+    assert ask(host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example:8600", "127.0.0.1.evil.example", "", "[::2]"]
+)
+@pytest.mark.parametrize("path", ["/", "/api/status"])
+def test_a_name_that_was_rebound_to_loopback_is_refused(host: str, path: str) -> None:
+    assert ask(path, host=host)[0] == 421
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "file://"])
+def test_a_page_of_another_origin_is_refused(origin: str) -> None:
+    assert ask(origin=origin)[0] == 403
+    assert ask(origin="http://localhost:8600")[0] == 200
+
+
+def test_a_page_of_another_site_gets_no_data_even_without_an_origin() -> None:
+    assert ask(sec_fetch_site="cross-site")[0] == 403
+    assert ask(sec_fetch_site="same-site")[0] == 403
+    assert ask(sec_fetch_site="same-origin")[0] == 200
+    assert ask("/", sec_fetch_site="cross-site")[0] == 200  # a link to the console
+
+
+def test_data_needs_the_token_and_the_page_does_not() -> None:
+    assert ask("/", _TOKEN)[0] == 200
+    for given in ("", "Bearer", f"Basic {_TOKEN}", f"Bearer {_TOKEN[:-1]}", f"Bearer {_TOKEN}é"):
+        assert ask(token=_TOKEN, authorization=given)[0] == 401
+    assert ask(token=_TOKEN, authorization=f"Bearer {_TOKEN}")[0] == 200
+
+
+def test_every_answer_forbids_inline_scripts_and_other_servers() -> None:
+    for answer in (ask("/"), ask(), ask(host="evil.example"), ask(token=_TOKEN)):
+        assert set(HEADERS) <= set(answer[1])
+    policy = dict(HEADERS)[b"content-security-policy"].decode()
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_the_page_makes_no_markup_of_text_and_asks_nobody_else() -> None:
+    """What its policy would refuse is not in it; what turns text into markup is not, either."""
+    for file in _PAGE.iterdir():
+        text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, file.name
+        for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("):
+            assert word not in text, file.name
+        if file.suffix == ".html":
+            assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=", text)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:0", "cdc.example:0"])
+def test_an_address_that_others_reach_needs_a_token(listen: str) -> None:
+    with pytest.raises(ConfigError, match="no token"):
+        serving.bind(listen, None)
+
+
+@pytest.mark.parametrize("listen", ["", "8600", "localhost:", "localhost:http", "localhost:65536"])
+def test_what_is_no_address_is_refused(listen: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        serving.bind(listen, None)
+
+
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    for bad in ("", "short", "a" * 31, "a" * 16 + " " + "b" * 16, "a" * 32 + "\nb"):
+        file.write_text(bad, "utf-8")
+        with pytest.raises(ConfigError, match="32 or more"):
+            serving.read_token(file)
+    with pytest.raises(ConfigError, match="cannot read"):
+        serving.read_token(tmp_path / "missing")
+    file.write_text(f"{_TOKEN}\n", "utf-8")
+    assert serving.read_token(file) == _TOKEN
+    assert serving.read_token(None) is None
+
+
+def test_host_names_are_read_without_their_ports() -> None:
+    assert [name_of(host) for host in ("A.b:1", "a.b", "[::1]:8", "[::1]", "::1")] == [
+        *("a.b", "a.b", "::1", "::1", "::1"),
+    ]
+
+
+def test_the_error_of_a_command_is_shown_and_a_bugs_places_are_not() -> None:
+    found = explain.error_of(b"noise: 1\ncdc: no such key\nwhat to do: give all columns\n")
+    assert (found.what, found.hint) == ("no such key", "give all columns")
+    assert explain.error_of(b"archived: a bug in Lockstep:\n/x.py:1\n").what == (
+        "cdc history has failed"
+    )
+
+
+# -- the feed ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> feed.Feed:
+    """A feed that reads nothing by itself."""
+    file = tmp_path / "lockstep.yaml"
+    file.write_text(
+        "pipeline: p\nsource: {dsn: host=localhost}\n"
+        "log: {bootstrap_servers: 'localhost:9092', prefix: p}\n",
+        "utf-8",
+    )
+    return feed.Feed(load(file, {}))
+
+
+def arrived(seq: int, op: str = "c", table: str = "t", **row: object) -> Arrived:
+    source = {"seq": seq, "commit_lsn": "0/1", "schema": "public", "table": table}
+    event = {"op": op, "source": source, "ts_ms": 1_000, "before": None, "after": row}
+    return Arrived(f"p.public.{table}", 0, seq, 1_005, b'{"id":%d}' % seq, event)
+
+
+def take(followed: feed.Feed, *found: Arrived, events: int = 0, now: float = 0.0) -> None:
+    topics = {each.topic: Arrivals(events or len(found), 1_005) for each in found}
+    followed.note(Sample(topics, list(found)), now)
+
+
+def test_a_viewer_gets_each_kept_event_once_and_in_order(followed: feed.Feed) -> None:
+    numbers, at = [], 0
+    for seq in range(1, 301):
+        take(followed, arrived(seq))
+        if seq % 7 == 0 or seq == 300:
+            entries, at, skipped = followed.since(at, feed.Filter(), 100)
+            numbers += [each.number for each in entries]
+            assert skipped == 0
+    assert numbers == list(range(1, 301))
+
+
+def test_a_slow_viewer_skips_events_and_learns_how_many(followed: feed.Feed) -> None:
+    for seq in range(1, 5_001):
+        take(followed, arrived(seq))
+    entries, at, skipped = followed.since(0, feed.Filter(), 100)
+    assert [each.number for each in entries] == list(range(4_901, 5_001))
+    assert (at, skipped) == (5_000, 4_900)
+
+
+def test_events_are_filtered_by_table_operation_and_key(followed: feed.Feed) -> None:
+    take(followed, arrived(1), arrived(2, "d"), arrived(3, table="users"))
+
+    def found(**wanted: Any) -> list[int]:  # noqa: ANN401 - a filter's fields
+        return [each.number for each in followed.since(0, feed.Filter(**wanted), 9)[0]]
+
+    assert found() == [1, 2, 3]
+    assert found(table="public.t") == [1, 2]
+    assert found(ops=frozenset("d")) == [2]
+    assert found(key=":3}") == [3]
+    assert found(table="t", ops=frozenset("c"), key="1") == [1]
+
+
+def test_events_that_are_not_shown_are_counted(followed: feed.Feed) -> None:
+    take(followed, arrived(1), events=1_000, now=5.0)
+    assert (followed.arrived, followed.kept) == (1_000, 1)
+    assert followed.rate() == 100.0
+    assert followed.tables()["p.public.t"]["events"] == 1_000
+    take(followed, now=20.0)
+    assert followed.rate() == 0.0
+
+
+def test_a_long_value_is_cut_and_a_short_one_is_as_it_is(followed: feed.Feed) -> None:
+    row = {"a": "x" * 5_000, "b": "<img>", "c": None, "d": True, "e": [1, "z" * 900]}
+    cut = feed.shortened(row)
+    assert isinstance(cut, dict)
+    assert len(cut["a"]) == len(cut["e"]) == 401
+    assert (cut["b"], cut["c"], cut["d"]) == ("<img>", None, True)
+
+
+# -- rates ---------------------------------------------------------------------------------------
+
+
+def point(at: float, seq: int | None, lag: float | None = 0.0) -> flow.Point:
+    return flow.Point(at, seq, seq, seq, lag, {} if seq is None else {"cache": (seq, lag)})
+
+
+def test_a_rate_is_over_ten_seconds_and_unknown_is_not_zero() -> None:
+    measured = flow.Measured()
+    measured.add(point(0.0, 100))
+    assert measured.rates()["log_events_per_second"] is None
+    measured.add(point(10.0, 300))
+    assert measured.rates()["log_events_per_second"] == 20.0
+    assert measured.rates()["followers"] == {"cache": 20.0}
+    measured.add(point(20.0, None, None))
+    assert measured.rates()["log_events_per_second"] is None
+    measured.add(point(30.0, 5))  # a log that was started over
+    measured.add(point(40.0, 15))
+    assert measured.rates()["log_events_per_second"] == 1.0
+
+
+def test_the_chart_is_of_the_last_hour_and_ends_with_the_newest() -> None:
+    measured = flow.Measured()
+    for at in range(0, 9_000, 2):
+        measured.add(point(float(at), at * 3, float(at)))
+    chart = measured.chart()
+    assert len(chart["seconds_ago"]) <= 180
+    assert chart["seconds_ago"][-1] == 0
+    assert max(chart["seconds_ago"]) <= 3_600
+    assert set(chart["events_per_second"]) == {3.0}
+    assert chart["follower_lag_seconds"]["cache"][-1] == 8_998.0
