@@ -54,7 +54,7 @@ def start_of(config: Config, names: Sequence[str], spark: SparkSession | None = 
     """Return the start of the session that these followers share, `spark` if it is there."""
     title = f"lockstep followers of {config.pipeline}"
     begin = partial(session_of, title, config, names) if spark is None else lambda: spark
-    return SparkStart(begin, {name for name in names if not config.followers[name].documents})
+    return SparkStart(begin, {name for name in names if not config.followers[name].is_derived})
 
 
 def run_of(
@@ -68,22 +68,26 @@ def run_of(
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - the job has printed its first line
     from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
     from lockstep.jobs.apply.following_documents import DocumentsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.apply.following_views import ViewsFollowing  # noqa: PLC0415 - as above
     from lockstep.jobs.compacting import restoring  # noqa: PLC0415 - as above
     from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
-    following = (
-        DocumentsFollowing(config, name, sink, spark=spark.now, until=until)
-        if follower.documents
-        else Following(spark, config, name, sink, until=until)
-    )
+    following: Following | DocumentsFollowing
+    if follower.views:
+        following = ViewsFollowing(config, name, sink, spark=spark.now, until=until)
+    elif follower.documents:
+        following = DocumentsFollowing(config, name, sink, spark=spark.now, until=until)
+    else:
+        following = Following(spark, config, name, sink, until=until)
     return Run(
         config,
         name,
         stores.kind(follower),
         following,
-        repair=Repair(config, name, spark.now),
+        # A lost store of views starts over: its first cut computes all of them.
+        repair=None if follower.views else Repair(config, name, spark.now),
         standby_seconds=standby_seconds,
         remedy=partial(restoring.with_start, config, name, sink),
     )

@@ -15,6 +15,7 @@ import click
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json, with_config
 from cdc.config.followers import chosen_names
+from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.follower_reports import read
 from lockstep.jobs.apply import app
@@ -85,6 +86,10 @@ def _rebuild(config: Config, name: str) -> Rebuild | InPlace:
 
     chosen_names(config.followers, [name])
     follower = config.followers[name]
+    if follower.views:
+        raise ConfigError(
+            f"{name} holds views", hint="`cdc view rebuild VIEW` computes one again, in its place"
+        )
     session = partial(session_of, f"lockstep rebuild of {name}", config, [name])
     sink = stores.sink(config, name, follower)
     last = read(config).get(name)

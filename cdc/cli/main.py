@@ -33,6 +33,7 @@ COMMANDS = {
     "run": "Run the daemon: from the slot into the log.",
     "follow": "Keep stores equal to the source, on Spark.",
     "rebuild": "Build a follower again, alongside the current one.",
+    "view": "Keep SQL queries' rows equal to Postgres' own answer.",
     "archive": "Keep every record of the log in a Delta table.",
     "prove": "Prove that log and archive are complete and unaltered.",
     "history": "Print every version of one row.",

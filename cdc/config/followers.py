@@ -256,9 +256,16 @@ class Follower(Section, frozen=True, kw_only=True):
             "document's name, in Redis or OpenSearch.",
         ),
     ] = {}
+    views: Annotated[
+        Names,
+        Meta(
+            description="Instead of tables: these of the section `views` (docs/VIEWS.md).",
+            examples=[["order_totals"]],
+        ),
+    ] = ()
     mirror: Annotated[
         str | None,
-        Meta(description="The Delta follower whose mirrors `documents` are made from."),
+        Meta(description="The Delta follower whose mirrors `documents` or `views` are made from."),
     ] = None
     every_seconds: Annotated[
         float,
@@ -280,6 +287,11 @@ class Follower(Section, frozen=True, kw_only=True):
     max_events_per_second: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="The most events a second, on average.")
     ] = None
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it is made from another follower's mirrors."""
+        return bool(self.documents or self.views)
 
 
 def chosen_names(followers: Mapping[str, Follower], wanted: Iterable[str] | None) -> list[str]:

@@ -18,6 +18,7 @@ from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot
 from cdc.config.tables import TableRule
 from cdc.config.value_options import Values
+from cdc.config.views import View
 from cdc.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -336,6 +337,21 @@ class Config(Section, frozen=True, kw_only=True):
                         "redis": {"url": "redis://:${REDIS_PASSWORD}@localhost:6379/0"},
                     },
                     "search": {"opensearch": {"url": "http://localhost:9200"}},
+                }
+            ],
+        ),
+    ] = {}
+    views: Annotated[
+        dict[str, View],
+        Meta(
+            description="Maintained views, by names of 1 to 40 of `a-z 0-9 _`: followers with "
+            "`views` hold them (docs/VIEWS.md).",
+            examples=[
+                {
+                    "order_totals": {
+                        "sql": "SELECT order_id, sum(price) AS total FROM lines GROUP BY order_id",
+                        "key": ["order_id"],
+                    }
                 }
             ],
         ),

@@ -79,8 +79,10 @@ def _destination(config: Config, follower: Follower) -> _Destination | None:
     if follower.documents:
         tables = tuple(f'documents."{name}"' for name in follower.documents)
         named = {table_name("documents", table): at for table, at in named.items()}
+    elif follower.views:
+        tables = tuple(f'views."{name}"' for name in follower.views)
     parsed = tuple(parse_table_pattern(each) for each in tables)
-    documents = bool(follower.documents)
+    documents = follower.is_derived
     return _Destination(store, server, prefix or config.prefix, parsed, named, documents)
 
 

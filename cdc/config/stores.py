@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
 _STORES: Final = ("delta", "redis", "opensearch", "sql", "plugin")
+_VIEW_NAME: Final = re.compile(r"[a-z0-9_]{1,40}")
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
 _STARTS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
 _REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
@@ -110,7 +111,20 @@ def contradictions(config: Config) -> Iterator[Complaint]:
             yield at, "missing; expected text, here or in delta.path"
         elif (other := paths.setdefault(path.rstrip("/"), name)) != name:
             yield at, f"{other} has its mirrors there; each follower needs a path of its own"
+    yield from _views(config)
     yield from conflicts(config)
+
+
+def _views(config: Config) -> Iterator[Complaint]:
+    for name in config.views:
+        if not _VIEW_NAME.fullmatch(name) or name == "definitions":
+            what = "cannot name a view; expected 1 to 40 of a-z 0-9 _, and not definitions"
+            yield ("views", name), f"{name!r} {what}"
+    for name, follower in config.followers.items():
+        for view in follower.views:
+            if view not in config.views:
+                at = ("followers", name, "views")
+                yield at, f"there is no view {view}; the section views has {list(config.views)}"
 
 
 def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
@@ -202,9 +216,12 @@ def _sql(store: SqlFollower) -> Iterator[Complaint]:
 
 
 def _documents(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    if follower.views:
+        yield from _of_views(follower, others)
+        return
     if not follower.documents:
         if follower.mirror is not None:
-            yield ("mirror",), "is what documents are made from, and there are none"
+            yield ("mirror",), "is what documents and views are made from, and there are none"
         return
     if follower.redis is None and follower.opensearch is None:
         yield ("documents",), "are stored in Redis or OpenSearch; other stores hold tables"
@@ -220,15 +237,28 @@ def _documents(follower: Follower, others: Mapping[str, Follower | None]) -> Ite
             yield (*at, *below), what
 
 
+def _of_views(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    if follower.documents:
+        yield ("views",), "a follower has documents or views; make another one"
+    if follower.tables != _DEFAULT_TABLES:
+        yield ("tables",), "views name their own tables; leave it out"
+    if follower.delta is not None and follower.delta.deletes == "soft":
+        yield ("delta", "deletes"), "a view has no deleted rows; leave it out"
+    yield from _mirror(follower, others)
+
+
 def _mirror(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
     name = follower.mirror
     mirror = others.get(name or "")
     if name is None:
-        yield ("mirror",), "missing; documents are made from a delta follower's tables: its name"
+        what = "documents and views are made from a delta follower's tables: its name"
+        yield ("mirror",), f"missing; {what}"
     elif name not in others:
         yield ("mirror",), f"there is no follower {name}"
     elif mirror is not None and mirror.delta is None:
         yield ("mirror",), f"{name} is no delta follower"
+    elif mirror is not None and mirror.is_derived:
+        yield ("mirror",), f"{name} has views; name the follower that has the tables"
 
 
 def _document(document: Document, mirror: Follower | None) -> Iterator[Complaint]:

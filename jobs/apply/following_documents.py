@@ -55,7 +55,17 @@ class DocumentsFollowing:
         self._spark = spark
         self._config, self._name, self._sink, self._until = config, name, sink, until
         self._through = until if exactly else None
-        self._mirror = MirrorCuts(config, name)
+        self._mirror = self._cuts()
+
+    def _cuts(self) -> MirrorCuts:
+        return MirrorCuts(self._config, self._name)
+
+    def _apply(self, cut: MirrorCut, generation: int) -> int:
+        return apply(self._mirror, self._sink, cut, generation, self._spark)
+
+    def _named(self) -> set[str]:
+        """Return what the store has, as tables."""
+        return {f"{SCHEMA}.{name}" for name in self._mirror.names}
 
     def __call__(self, run: Run) -> None:
         """Follow until asked to stop, or until an error."""
@@ -73,7 +83,7 @@ class DocumentsFollowing:
                     continue
                 began = time.monotonic()
                 try:
-                    new = apply(self._mirror, self._sink, cut, applied.generation, self._spark)
+                    new = self._apply(cut, applied.generation)
                 except OvertakenError:
                     run.stopping.wait(_POLL_SECONDS)
                     state = positions.open_in_log(run, self._sink)
@@ -81,9 +91,8 @@ class DocumentsFollowing:
                     continue
                 applied = cut.after.applied._replace(generation=applied.generation)
                 state = StoreState(applied, applied.seq)
-                tables = {f"{SCHEMA}.{name}" for name in self._mirror.names}
                 seconds = time.monotonic() - began
-                run.has_applied(applied, new, tables, seconds, self._canary(cut))
+                run.has_applied(applied, new, self._named(), seconds, self._canary(cut))
                 run.stopping.wait(max(_POLL_SECONDS, every - seconds))
 
     def _canary(self, cut: MirrorCut) -> int | None:

@@ -40,7 +40,7 @@ def refuse_unfillable(config: Config, name: str, error: StoreLostError) -> None:
 
 def unfillable(config: Config, name: str) -> list[str]:
     """Return the reasons why the follower can't read all of its rows from the beginning."""
-    if config.followers[name].documents:
+    if config.followers[name].is_derived:
         return _without_mirror(config, name)
     resume = reader.read_resume(config)
     if resume is None:

@@ -101,9 +101,9 @@ class MirrorTables:
         found = delta_difference.between(before, after, columns)
         if found is None:
             return None
-        old, new = (_live_rows(side) for side in found)
+        old, new = (live_rows(side) for side in found)
         key = [*node.key, delta_layout.SEQ]
-        sides = _without(old, new, key), _without(new, old, key)
+        sides = without(old, new, key), without(new, old, key)
         deleted, newer = (
             {
                 (row.key, seq): row
@@ -175,7 +175,7 @@ def _rows_of(reader: NodeRows, builder: QueryBuilder, query: str) -> Iterator[Ro
         yield from reader.read(batch)
 
 
-def _live_rows(rows: pa.Table) -> pa.Table:
+def live_rows(rows: pa.Table) -> pa.Table:
     """Return the current rows: neither marked as deleted nor historical."""
     if delta_layout.CURRENT in rows.column_names:
         return rows.filter(rows[delta_layout.CURRENT])
@@ -184,7 +184,7 @@ def _live_rows(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _without(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Table:
+def without(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Table:
     """Return the rows whose key, if it has no NULL, none of the others has."""
     if not rows.num_rows or not others.num_rows:
         return rows

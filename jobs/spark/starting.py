@@ -79,5 +79,5 @@ def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSes
     from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
 
     chosen = [config.followers[name] for name in followers]
-    delta = any(each.delta is not None or each.documents for each in chosen)
+    delta = any(each.delta is not None or each.is_derived for each in chosen)
     return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))

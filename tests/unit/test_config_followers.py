@@ -178,7 +178,10 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
         ("a: {delta: {}}\n  b: {delta: {}}", "followers.b.delta.path: a has its mirrors there"),
         ("a: {redis: {url: 'redis://h', shapes: {a.b: {form: zset}}}}", "a.b.member: missing"),
         ("a: {redis: {url: 'redis://h', shapes: {a.b: {value: x}}}}", "a.b.value: is for the form"),
-        ("a: {delta: {}, mirror: a}", "followers.a.mirror: is what documents are made from"),
+        (
+            "a: {delta: {}, mirror: a}",
+            "followers.a.mirror: is what documents and views are made from",
+        ),
         ("a: {redis: {url: 'redis://h'}, documents: {d: {table: a.b}}}", "a.mirror: missing"),
         (
             "a: {redis: {url: 'redis://h'}, mirror: a, documents: {d: {table: a.b}}}",
@@ -203,6 +206,17 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
         (
             "a: {delta: {}, documents: {d: {table: a.b}}}",
             "a.documents: are stored in Redis or OpenSearch",
+        ),
+        ("a: {delta: {}, views: [v]}", "a.mirror: missing; documents and views are made from"),
+        ("a: {delta: {}, mirror: a, views: [v]}", "a.mirror: a has views"),
+        ("a: {delta: {path: x}}\n  b: {delta: {}, mirror: a, views: [v]}", "there is no view v"),
+        (
+            "a: {delta: {path: x}}\n  b: {delta: {deletes: soft}, mirror: a, views: [v]}",
+            "b.delta.deletes: a view has no deleted rows",
+        ),
+        (
+            "a: {delta: {path: x}}\n  b: {delta: {}, mirror: a, views: [v], tables: [a.b]}",
+            "b.tables: views name their own tables",
         ),
     ],
 )

@@ -49,6 +49,11 @@ def found(follower: dict[str, Any], facts: CapturedTables = FACTS, **config: Any
             "mirror": "m",
             "documents": {"d": {"table": "public.users"}},
         },
+        {
+            "mirror": "m",
+            "views": ["v"],
+            "redis": REDIS | {"shapes": {"views.v": {"key": "v:{id}", "form": "hash"}}},
+        },
     ],
 )
 def test_what_is_captured_with_a_key_can_be_followed(follower: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ IMPORTED_BY = {
     "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
     "adbc_driver_postgresql": ("jobs/copying/adbc.py",),
     "adbc_driver_manager": ("jobs/copying/adbc.py",),
+    "sqlglot": ("jobs/views", "tests"),
     "lockstep.sinks": ("sinks", "jobs", "lockstep", "tests", "benchmarks"),
     "lockstep.jobs": ("jobs", "lockstep", "tests", "benchmarks"),
     # Names of anybody's: ours are `lockstep.sinks` and `lockstep.jobs`.

@@ -61,14 +61,8 @@ ROOMS = (
 # The same of `sinks` and `jobs`; their modules in no room are below and above them.
 SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
 JOB_ROOMS = (
-    "cuts",
-    "spark",
-    "copying",
-    "documents",
-    "apply",
-    "archiving",
-    "compacting",
-    "generations",
+    *("cuts", "spark", "copying", "documents", "views", "apply"),
+    *("archiving", "compacting", "generations"),
 )
 # Pure modules, and what they may import at run time.
 PURE = {

@@ -1,0 +1,37 @@
+"""Maintained views in the configuration: SQL over captured tables (docs/VIEWS.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from cdc.config.secrecy import Section
+
+
+class View(Section, frozen=True, kw_only=True):
+    """A query whose rows followers keep equal to what Postgres would return."""
+
+    sql: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="A SELECT in Postgres' dialect over captured tables and other views.",
+            examples=["SELECT customer_id, count(*) AS orders FROM orders GROUP BY customer_id"],
+        ),
+    ]
+    key: Annotated[
+        tuple[str, ...],
+        Meta(
+            min_length=1,
+            description="Columns that it selects and that identify its rows.",
+            examples=[["customer_id"]],
+        ),
+    ]
+    refresh: Annotated[
+        Literal["auto", "strict"],
+        Meta(
+            description="`auto`: by the affected keys, or completely where these can't be found "
+            "(`cdc view explain` says which and why). `strict`: refused where they can't be."
+        ),
+    ] = "auto"

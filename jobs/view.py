@@ -1,0 +1,206 @@
+"""Views as a job: `cdc view check`, `explain`, `verify`, and `rebuild`, which needs Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cdc.cli.options import as_json as json_option
+from cdc.cli.options import echo, print_json, with_config
+from cdc.errors import ConfigError, Exit, UnavailableError
+from cdc.events import LSN
+from lockstep.jobs.apply import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdc.config import Config
+    from lockstep.jobs.views.plans import ViewPlan
+
+_POLL_SECONDS: Final = 0.3
+# As long as the source changes what a view has, its answer is no state to compare with.
+_TRIES: Final = 5
+_ALL: Final = LSN((1 << 64) - 1)
+
+_names = click.argument("names", nargs=-1)
+
+
+@click.group("view", epilog="\b\nExample:\n  python jobs/view.py check --config lockstep.yaml")
+def main() -> None:
+    """Check, explain, verify or rebuild maintained views."""
+
+
+@main.command()
+@with_config
+@_names
+@json_option
+def check(config: Config, names: tuple[str, ...], *, as_json: bool) -> Exit:
+    """Find what is wrong in views; see `cdc view check`."""
+    found = list(_checked(config, names))
+    if as_json:
+        print_json(found)
+    for each in () if as_json else found:
+        what = f"{each['view']}: {each['refused'] or 'ok'}"
+        echo(what + (f"\n  what to do: {each['hint']}" if each["hint"] else ""))
+    return Exit.CONFIG if any(each["refused"] for each in found) else Exit.OK
+
+
+def _checked(config: Config, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    from lockstep.jobs.documents.mirror_cuts import LogVersions  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.views.plans import plan  # noqa: PLC0415 - as above
+
+    versions = LogVersions(config)(_ALL)
+    for name in names or config.views:
+        try:
+            plan(name, config.views, versions)
+        except ConfigError as error:
+            yield {"view": name, "refused": error.what, "hint": error.hint}
+        else:
+            yield {"view": name, "refused": None, "hint": ""}
+
+
+def _plans(config: Config, names: Sequence[str]) -> list[ViewPlan]:
+    from lockstep.jobs.documents.mirror_cuts import LogVersions  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.views.plans import plan  # noqa: PLC0415 - as above
+
+    versions = LogVersions(config)(_ALL)
+    return [plan(name, config.views, versions) for name in names or config.views]
+
+
+@main.command()
+@with_config
+@_names
+@json_option
+def explain(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
+    """Show how a view is maintained; see `cdc view explain`."""
+    plans = _plans(config, names)
+    if as_json:
+        print_json([_explained(each) for each in plans])
+        return
+    for each in map(_explained, plans):
+        echo(f"{each['view']}: key {', '.join(each['key'])}")
+        for table, how in each["tables"].items():
+            echo(f"  changes of {table}: {how}")
+        echo(f"  Spark runs: {each['sql']}")
+
+
+def _explained(view: ViewPlan) -> dict[str, Any]:
+    return {
+        "view": view.name,
+        "key": list(view.key),
+        "columns": {name: kind.title for name, kind in view.columns.items()},
+        "tables": {
+            table: f"complete recompute, because {view.full_for[table]}"
+            if table in view.full_for
+            else f"the affected {', '.join(view.anchor)}"
+            for table in sorted(view.tables)
+        },
+        "sql": view.new,
+        "affected": [{"table": each.table, "sql": each.sql} for each in view.affected],
+    }
+
+
+@main.command()
+@with_config
+@_names
+@click.option("--timeout", type=float, default=60.0)
+@json_option
+def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: bool) -> Exit:
+    """Compare views with Postgres; see `cdc view verify`."""
+    found = [
+        each
+        for name, follower in config.followers.items()
+        if follower.delta is not None
+        for each in _verified(
+            config, name, [view for view in follower.views if view in (names or follower.views)],
+            time.monotonic() + timeout,
+        )
+    ]  # fmt: skip
+    if not found:
+        raise ConfigError(
+            "no Delta follower holds these views",
+            hint="views are compared where they are in Delta: give them such a follower",
+        )
+    if as_json:
+        print_json(found)
+    for each in () if as_json else found:
+        differ = each["missing"] or each["extra"]
+        what = f"{each['missing']} rows are missing, {each['extra']} should not be there"
+        echo(f"{each['view']} in {each['follower']}: {what if differ else 'equal'}")
+    return Exit.FAILED if any(each["missing"] or each["extra"] for each in found) else Exit.OK
+
+
+def _verified(
+    config: Config, follower: str, views: Sequence[str], deadline: float
+) -> Iterator[dict[str, Any]]:
+    from cdc.source import answers, token  # noqa: PLC0415 - not for --help
+    from cdc.source.connection import connect  # noqa: PLC0415 - as above
+    from lockstep.jobs.apply import stores  # noqa: PLC0415 - as above
+    from lockstep.jobs.views.verifying import question, stored_rows  # noqa: PLC0415 - as above
+    from lockstep.sinks.contract import Generations  # noqa: PLC0415 - as above
+
+    with closing(connect(config)) as connection:
+        for view in _plans(config, views) if views else ():
+            asked = question(config, view)
+            for _ in range(_TRIES):
+                before, lsn = answers.digest(connection, asked), token.take(connection).lsn
+                with closing(stores.sink(config, follower, config.followers[follower])) as sink:
+                    assert isinstance(sink, Generations), "Delta's sink is one"
+                    _await(sink, follower, lsn, deadline)
+                    found = answers.compare(connection, asked, stored_rows(sink, view))
+                if answers.digest(connection, asked) == before:
+                    break
+            else:
+                raise UnavailableError(
+                    f"the answer of view {view.name} changed during each of {_TRIES} comparisons",
+                    hint="verify it while less is written to its tables",
+                )
+            yield {"view": view.name, "follower": follower, "lsn": str(lsn), **found._asdict()}
+
+
+def _await(sink: Any, follower: str, lsn: LSN, deadline: float) -> None:  # noqa: ANN401 - a sink
+    while (state := sink.open()) is None or state.applied.lsn < lsn:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"follower {follower} has not applied {lsn} in time",
+                hint="its job must run, and that of its mirror: `cdc follow`; or give --timeout",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+@main.command()
+@with_config
+@click.argument("name")
+@json_option
+def rebuild(config: Config, name: str, *, as_json: bool) -> Exit:
+    """Compute a view's rows again; see `cdc view rebuild`."""
+    from lockstep.jobs.apply import stores  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.apply.following_views import ViewsFollowing  # noqa: PLC0415 - as above
+    from lockstep.jobs.apply.running import Run  # noqa: PLC0415 - as above
+    from lockstep.jobs.following_stores import run_all  # noqa: PLC0415 - as above
+    from lockstep.jobs.spark.session import with_jars  # noqa: PLC0415 - as above
+
+    app.begin(config)
+    holders = [each for each, follower in config.followers.items() if name in follower.views]
+    for each in holders:
+        sink = stores.sink(config, each, config.followers[each])
+        started = partial(with_jars, f"lockstep rebuild of view {name}")
+        following = ViewsFollowing(config, each, sink, spark=started, rebuilt=name)
+        run = Run(config, each, stores.kind(config.followers[each]), following)
+        run_all([run], threading.Event())
+        if run.exit is not Exit.OK:
+            raise run.error or ConfigError(f"follower {each} has ended", hint="see its log")
+        if as_json:
+            print_json({"view": name, "follower": each})
+        else:
+            echo(f"{name} in {each}: computed again")
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,148 @@
+"""Rules for aggregates and window functions.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlglot import exp
+
+from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.types import BOOL, FLOATS, INT8, numeric
+from lockstep.jobs.views.values import (
+    Rules,
+    Value,
+    coerced,
+    expect_grouped,
+    expect_number,
+    expect_ordered,
+    own,
+    table_of,
+)
+from lockstep.sinks.delta.types import MAX_PRECISION
+
+_RANKS: Final[dict[type[exp.Expr], str]] = {
+    exp.RowNumber: "row_number",
+    exp.Rank: "rank",
+    exp.DenseRank: "dense_rank",
+}
+
+
+def _count(rules: Rules, node: exp.Count) -> Value:
+    inner = node.this
+    if isinstance(inner, exp.Star):
+        return Value("count(*)", INT8)
+    if isinstance(inner, exp.Distinct):
+        if len(inner.expressions) != 1:
+            raise UnsupportedError("count(DISTINCT …) of several", "count one expression")
+        found = rules.value(inner.expressions[0])
+        expect_grouped(found.type, "count(DISTINCT …)")
+        return Value(f"count(DISTINCT {found.sql})", INT8)
+    found = rules.value(inner)
+    return Value(f"count({coerced(found, own(found))})", INT8)
+
+
+def _sum(rules: Rules, node: exp.Sum) -> Value:
+    word, inner = _distinct(node.this)
+    found = rules.value(inner)
+    if found.type.name in FLOATS:
+        raise UnsupportedError(
+            f"sum() of {found.type.title}, which depends on the order of the rows",
+            "cast to numeric(p,s)",
+        )
+    expect_number(found.type, "sum()")
+    if found.type.name in {"int2", "int4"}:
+        return Value(f"sum({word}{found.sql})", INT8)
+    size = found.type.size
+    assert size is not None, "it is a number"
+    wide = numeric(MAX_PRECISION, size[1], has_scale=found.type.has_scale)
+    # Wide enough before the sum: Spark would add only ten digits.
+    return Value(f"CAST(sum({word}{coerced(found, wide)}) AS {wide.spark})", wide)
+
+
+def _min_max(rules: Rules, node: exp.Min | exp.Max) -> Value:
+    _, inner = _distinct(node.this)
+    found = rules.value(inner)
+    expect_ordered(found.type, f"{node.key}()")
+    if found.type.name in {"bool", "uuid"}:
+        raise UnsupportedError(f"{node.key}() of {found.type.title}", "Postgres has none")
+    return Value(f"{node.key}({found.sql})", found.type)
+
+
+def _all_any(rules: Rules, node: exp.LogicalAnd | exp.LogicalOr) -> Value:
+    word = "bool_and" if isinstance(node, exp.LogicalAnd) else "bool_or"
+    return Value(f"{word}({rules.condition(node.this, word)})", BOOL)
+
+
+def _filter(rules: Rules, node: exp.Filter) -> Value:
+    found, test = rules.value(node.this), rules.condition(node.expression.this, "FILTER")
+    clause = f" FILTER (WHERE {test})"
+    if found.sql.startswith("CAST(sum("):
+        cast, inner = found.type.spark, found.sql[len("CAST(") :]
+        inner = inner.removesuffix(f" AS {cast})")
+        return Value(f"CAST({inner}{clause} AS {cast})", found.type)
+    return Value(f"{found.sql}{clause}", found.type)
+
+
+def _rank(_rules: Rules, node: exp.Expr) -> Value:
+    raise UnsupportedError(f"{_RANKS[type(node)]}() without OVER", "write OVER (…)")
+
+
+def _window(rules: Rules, node: exp.Window) -> Value:
+    by = [rules.value(each) for each in node.args.get("partition_by") or ()]
+    for each in by:
+        expect_grouped(each.type, "PARTITION BY")
+    order = node.args.get("order")
+    ordered = order.expressions if order else []
+    over = [f"PARTITION BY {', '.join(each.sql for each in by)}"] if by else []
+    if ordered:
+        over.append(f"ORDER BY {', '.join(_ordered(rules, each) for each in ordered)}")
+    over_sql = f"OVER ({' '.join(over)})"
+    if name := _RANKS.get(type(node.this)):
+        columns = [*(node.args.get("partition_by") or ()), *(each.this for each in ordered)]
+        if name == "row_number" and not rules.order_is_total(columns):
+            raise UnsupportedError(
+                "row_number() whose ORDER BY may leave rows in any order",
+                "add the key of each joined table to ORDER BY, or write rank()",
+            )
+        if not ordered and name != "row_number":
+            raise UnsupportedError(f"{name}() without ORDER BY", "write it")
+        return Value(f"{name}() {over_sql}", INT8)
+    inner = node.this.this if isinstance(node.this, exp.Filter) else node.this
+    if not isinstance(inner, exp.Count | exp.Sum | exp.Min | exp.Max) or inner.find(exp.Distinct):
+        raise UnsupportedError(
+            f"the window function {inner.key}()",
+            "take row_number, rank, dense_rank, count, sum, min or max",
+        )
+    found = rules.value(node.this)
+    if found.sql.startswith("CAST(sum("):
+        text = found.sql[len("CAST(") :].removesuffix(f" AS {found.type.spark})")
+        return Value(f"CAST({text} {over_sql} AS {found.type.spark})", found.type)
+    return Value(f"{found.sql} {over_sql}", found.type)
+
+
+def _ordered(rules: Rules, node: exp.Ordered) -> str:
+    found = rules.value(node.this)
+    expect_ordered(found.type, "ORDER BY")
+    way = "DESC" if node.args.get("desc") else "ASC"
+    nulls = "FIRST" if node.args.get("nulls_first") else "LAST"
+    return f"{found.sql} {way} NULLS {nulls}"
+
+
+def _distinct(node: exp.Expr) -> tuple[str, exp.Expr]:
+    if isinstance(node, exp.Distinct):
+        return "DISTINCT ", node.expressions[0]
+    return "", node
+
+
+RULES: Final = table_of(
+    ("this", _count, [exp.Count]),
+    ("this", _sum, [exp.Sum]),
+    ("this", _min_max, [exp.Min, exp.Max]),
+    ("this", _all_any, [exp.LogicalAnd, exp.LogicalOr]),
+    ("this expression", _filter, [exp.Filter]),
+    ("", _rank, list(_RANKS)),
+    ("this partition_by order", _window, [exp.Window]),
+)

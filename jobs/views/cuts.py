@@ -1,0 +1,319 @@
+"""The changes of a follower's views in a cut of their mirror.
+
+A cut goes from one frontier of the mirror to a later one. The keys that the changed rows can affect
+are found by the view's own joins, in the old state and in the new one; the query restricted to them
+is computed in both, and rows that differ are changes: a row that is there now, or a key that has
+none any more. Where the keys can't be found, the complete query is computed in both.
+
+The state before is the mirror's own, not the store's: the store holds the view at exactly that
+frontier, and what it holds is not read. So every store of the contract can have views.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from cdc.errors import ConfigError
+from lockstep.jobs.documents.mirror import MirrorVersion
+from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
+from lockstep.jobs.views.plans import DEFINITIONS, NEW, OLD, ViewPlan, plan
+from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
+from lockstep.jobs.views.values import quoted, string
+from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.delta import json as delta_json
+from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.columns import arrow_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cdc.config import Config
+    from cdc.events import LSN
+    from lockstep.jobs.views.types import Type
+    from lockstep.sinks.contract import Applied, Version
+
+# More anchors than these are no literals of a query any more: it takes longer to plan than to run.
+MOST_ANCHORS: Final = 5_000
+# How many changes are passed to the sink at a time.
+_AT_ONCE: Final = 10_000
+_VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
+
+
+class Decision(NamedTuple):
+    """How a view's changes in a cut were computed, and why."""
+
+    view: str
+    how: str  # nothing, keys, full or build
+    why: str
+
+
+class ViewCuts(MirrorCuts):
+    """Computes the changes of a follower's views; keeps no position."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        session: Callable[[], AbstractContextManager[SparkSession]],
+        versions: Callable[[LSN], Mapping[str, Version]] | None = None,
+    ) -> None:
+        super().__init__(config, name, versions)
+        self._views, self._session = config.followers[name].views, session
+        self.decisions: list[Decision] = []  # of the last cut
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The views' names."""
+        return self._views
+
+    def plans(self, applied: Applied) -> list[ViewPlan]:
+        """Return the plans of the views, for the table versions in force at a frontier."""
+        versions = self._versions(applied.lsn)
+        return [plan(name, self._config.views, versions) for name in self._views]
+
+    def tables_of(self, applied: Applied) -> list[Version]:
+        """Return what a sink's `begin` needs: the views as tables, and their definitions."""
+        return [*(each.version for each in self.plans(applied)), DEFINITIONS]
+
+    def view_changes(self, cut: MirrorCut, stored: Mapping[str, str]) -> Iterator[Changes]:
+        """Yield the cut's changes; `stored` has the definitions that the store was built by."""
+        after = cut.after.applied
+        self.decisions = []
+        if cut.before and after.seq == cut.before.applied.seq:
+            return  # no row has changed, and none of that seq would be written
+        plans = self.plans(after)
+        versions = self._versions(after.lsn)
+        with self._session() as spark, _translated():
+            spark.conf.set("spark.sql.ansi.enabled", "true")
+            tables = {
+                name: TableStates(
+                    spark,
+                    versions[name],
+                    cut.before and self._place(cut.before.versions, versions[name]),
+                    self._place(cut.after.versions, versions[name]),
+                    self._storage,
+                )
+                for name in sorted({each for view in plans for each in view.tables})
+            }
+            for view in plans:
+                work = _Work(spark, view, tables, after)
+                is_built = stored.get(view.name) == view.definition
+                yield from work.changes(is_first=cut.before is None, is_built=is_built)
+                self.decisions.append(work.decision)
+        changed = [each for each in plans if stored.get(each.name) != each.definition]
+        if changed:
+            yield _definitions(changed, after)
+
+    def _place(self, versions: Mapping[str, int], table: Version) -> MirrorVersion | None:
+        place = table.topic.removeprefix(f"{self._config.prefix}.")
+        if place not in versions:
+            return None
+        path = layout.path(self._root, self._config.prefix, table.topic)
+        return MirrorVersion(path, versions[place])
+
+
+class _Work:
+    """The work of one view in a cut."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        view: ViewPlan,
+        tables: Mapping[str, TableStates],
+        applied: Applied,
+    ) -> None:
+        self._spark, self._view, self._applied = spark, view, applied
+        self._tables = {name: tables[name] for name in sorted(view.tables)}
+        self.decision = Decision(view.name, "nothing", "no table of it changed")
+
+    def changes(self, *, is_first: bool, is_built: bool) -> Iterator[Changes]:
+        """Yield the view's changes."""
+        same = all(table.has_same_columns() for table in self._tables.values())
+        if is_first or not is_built or not same:
+            why = "its first cut" if is_first else "its definition has changed"
+            self._decide("build", why if same else "columns of its tables have changed")
+            self._register(NEW)
+            yield from self._built(replace=not is_first)
+            return
+        changed = [name for name, table in self._tables.items() if table.differ]
+        if not changed:
+            return
+        self._register(NEW)
+        self._register(OLD)
+        test = self._restriction(changed)
+        if test is not None:
+            yield from self._differences(test)
+
+    def _decide(self, how: str, why: str) -> None:
+        self.decision = Decision(self._view.name, how, why)
+
+    def _register(self, state: str) -> None:
+        for table in self._tables.values():
+            table.register(state)
+
+    def _restriction(self, changed: Sequence[str]) -> str | None:
+        """Return the predicate for the affected rows; "" for all, None if there are none."""
+        for name in changed:
+            if name in self._view.full_for:
+                self._decide("full", self._view.full_for[name])
+                return ""
+        found: DataFrame | None = None
+        for each in self._view.affected:
+            if each.table not in changed:
+                continue
+            self._tables[each.table].register(each.changed)
+            anchors = self._spark.sql(each.sql)
+            found = anchors if found is None else found.union(anchors)
+        assert found is not None, "each table has a probe, or needs a full recompute"
+        anchors = found.distinct()
+        rows = anchors.limit(MOST_ANCHORS + 1).toArrow()
+        if rows.num_rows > MOST_ANCHORS:
+            why = f"more than {MOST_ANCHORS} values of {', '.join(self._view.anchor)} are affected"
+            if not self._view.is_strict:
+                self._decide("full", why)
+                return ""
+            anchors.createOrReplaceTempView("affected")
+            self._decide("keys", f"{why}: they are joined")
+            return _joined(self._view.anchor)
+        tables = ", ".join(changed)
+        self._decide("keys", f"{rows.num_rows} by changes of {tables}")
+        return _among(rows, self._view) if rows.num_rows else None
+
+    def _built(self, *, replace: bool) -> Iterator[Changes]:
+        """Yield all rows, in place of those that are there."""
+        key = ", ".join(map(quoted, self._view.key))
+        columns = ", ".join(f"first({quoted(each)}) AS {quoted(each)}" for each in self._others)
+        text = f"SELECT count(*) AS `#new`, {key}{', ' * bool(columns)}{columns}"
+        rows = self._spark.sql(f"{text} FROM ({self._view.new}) GROUP BY {key}").toArrow()
+        # Rows of earlier frontiers are deleted; those of this one have its seq.
+        truncated = self._applied.seq - 1 if replace else None
+        for start in range(0, max(rows.num_rows, 1), _AT_ONCE):
+            made = self._made(rows.slice(start, _AT_ONCE))
+            if made or truncated is not None:
+                yield Changes((self._view.version,), made, truncated)
+            truncated = None
+
+    def _differences(self, test: str) -> Iterator[Changes]:
+        """Yield what the affected rows were, and are."""
+        where = f" WHERE {test}" if test else ""
+        key = ", ".join(map(quoted, self._view.key))
+        row = f"struct({', '.join(map(quoted, self._view.columns))})"
+        sides = " UNION ALL ".join(
+            f"SELECT {word} AS `#is`, * FROM ({sql}) AS v{where}"  # noqa: S608 - quoted
+            for word, sql in (("true", self._view.new), ("false", self._view.old))
+        )
+        both = (
+            f"SELECT {key}, count_if(`#is`) AS `#new`, first({row}) FILTER (WHERE `#is`) AS `#n`,"  # noqa: S608 - quoted
+            f" first({row}) FILTER (WHERE NOT `#is`) AS `#o` FROM ({sides}) GROUP BY {key}"
+        )
+        others = "".join(f", `#n`.{quoted(each)}" for each in self._others)
+        rows = self._spark.sql(
+            f"SELECT `#new`, {key}{others} FROM ({both}) WHERE `#new` > 1 OR NOT `#n` <=> `#o`"  # noqa: S608 - quoted
+        ).toArrow()
+        for start in range(0, rows.num_rows, _AT_ONCE):
+            yield Changes((self._view.version,), self._made(rows.slice(start, _AT_ONCE)))
+
+    @property
+    def _others(self) -> list[str]:
+        return [each for each in self._view.columns if each not in self._view.key]
+
+    def _made(self, rows: pa.Table) -> list[Change]:
+        """Return changes: each row with `#new` 0 is a key without one."""
+        counts = rows["#new"].to_pylist()
+        types = self._view.columns
+        arrays = [_one(rows[name]).cast(arrow_type(kind.delta)) for name, kind in types.items()]
+        exact = pa.nulls(rows.num_rows, pa.map_(pa.string(), pa.string()))
+        table = pa.table([*arrays, exact], names=[*types, layout.EXACT])
+        made = []
+        found = delta_json.rows(table, self._view.version)
+        for number, (key, row) in zip(counts, found, strict=True):
+            if number > 1:
+                raise self._wrong_key(f"several rows with one {', '.join(self._view.key)}")
+            made.append(self._change(key, row if number else None))
+        for each in self._view.key:
+            if rows[each].null_count:
+                raise self._wrong_key(f"rows without {each}")
+        return made
+
+    def _wrong_key(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"view {self._view.name} has {what}",
+            hint="`key` must identify its rows: name more columns, or leave such rows out of it",
+        )
+
+    def _change(self, key: bytes, row: bytes | None) -> Change:
+        at = self._applied
+        return Change(
+            key,
+            at.seq,
+            row,
+            self._view.version.schema_id,
+            at.lsn,
+            at.committed_at_us,
+            op="d" if row is None else "c",
+        )
+
+
+def _definitions(changed: Sequence[ViewPlan], applied: Applied) -> Changes:
+    """Return the changes that record by which definitions the views were built."""
+    made = []
+    for each in changed:
+        row = {"view": each.name, "definition": each.definition}
+        key, seq = msgspec.json.encode({"view": each.name}), applied.seq
+        made.append(
+            Change(key, seq, msgspec.json.encode(row), 1, applied.lsn, applied.committed_at_us)
+        )
+    return Changes((DEFINITIONS,), made)
+
+
+def _joined(anchor: Sequence[str]) -> str:
+    """Return the predicate for rows whose anchor is in the temporary view `affected`."""
+    same = " AND ".join(f"a.{quoted(each)} <=> v.{quoted(each)}" for each in anchor)
+    return f"EXISTS (SELECT 1 FROM affected AS a WHERE {same})"  # noqa: S608 - quoted
+
+
+def _among(rows: pa.Table, view: ViewPlan) -> str:
+    """Return a predicate that every row passes whose anchor is among these."""
+    tests = []
+    for name in view.anchor:
+        values = rows[name].unique().to_pylist()
+        kind = view.columns[name]
+        texts = [_literal(each, kind) for each in values if each is not None]
+        test = f"v.{quoted(name)} IN ({', '.join(sorted(texts))})" if texts else "false"
+        null = f" OR v.{quoted(name)} IS NULL" if None in values else ""
+        tests.append(f"({test}{null})")
+    return " AND ".join(tests)
+
+
+def _literal(value: Any, kind: Type) -> str:  # noqa: ANN401 - of any type
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    if kind.name == "bool":
+        return text.lower()
+    return f"CAST({string(text)} AS {kind.spark})"
+
+
+def _one(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Translate what Spark reports about a value that the mirror's column can't hold."""
+    try:
+        yield
+    except Exception as error:
+        found = _VALUE_IN.search(str(error))
+        if found is None:
+            raise
+        raise ConfigError(
+            f"{found[1]} has a value that is only text in its mirror (docs/DELTA.md, `_exact`)",
+            hint="leave such rows out of the table, or the column out of the view",
+        ) from error

@@ -1,0 +1,146 @@
+"""A view's SQL, parsed and with every name resolved.
+
+Pure. After it, each column names its table's alias, stars are expanded, positions in GROUP BY are
+expressions, and a view that is named in another view's FROM is a subquery there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlglot import exp, parse
+from sqlglot.errors import OptimizeError, ParseError, SqlglotError
+from sqlglot.optimizer.qualify import qualify
+from sqlglot.schema import MappingSchema
+
+from cdc.errors import ConfigError
+from cdc.events import table_name
+from lockstep.jobs.views.refusing import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockstep.sinks.contract import Version
+
+DIALECT = "postgres"
+PUBLIC = "public"
+
+
+def resolved(name: str, sqls: Mapping[str, str], versions: Mapping[str, Version]) -> exp.Query:
+    """Return the query of a view, one of `sqls`, over tables of these versions.
+
+    Raises ConfigError if it is no single query, or names what does not exist.
+    """
+    query = _inlined(name, sqls, ())
+    for table in query.find_all(exp.Table):
+        _expect_table(table, versions, _ctes(table))
+    schema: dict[str, Any] = {}
+    for version in versions.values():
+        columns = {column.name: "text" for column in version.columns}
+        schema.setdefault(version.schema, {})[version.table] = columns
+    try:
+        found = qualify(
+            query,
+            dialect=DIALECT,
+            db=PUBLIC,
+            schema=MappingSchema(schema, dialect=DIALECT, normalize=False),
+            quote_identifiers=False,
+            identify=False,
+        )
+    except OptimizeError as error:
+        raise ConfigError(
+            f"view {name}: {str(error).splitlines()[0]}",
+            hint="name columns as the tables have them, with the table's alias where two have one",
+        ) from error
+    assert isinstance(found, exp.Query), "a query stays one"
+    return found
+
+
+def tables(query: exp.Query) -> set[str]:
+    """Return the tables that a resolved query reads, as `schema.table`."""
+    return {
+        table_name(table.db, table.name)
+        for table in query.find_all(exp.Table)
+        if table.name not in _ctes(table) or table.db
+    }
+
+
+def named_views(name: str, sqls: Mapping[str, str]) -> list[str]:
+    """Return the views that a view is made of, each after those that it names itself."""
+    found = dict[str, None]()
+    for table in _parsed(name, sqls[name]).find_all(exp.Table):
+        if not table.db and table.name in sqls and table.name not in _ctes(table):
+            found |= dict.fromkeys([*named_views(table.name, sqls), table.name])
+    return list(found)
+
+
+def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.Query:
+    """Return a view's query with the views that it names as subqueries."""
+    if name in above:
+        raise ConfigError(
+            f"views {' -> '.join((*above, name))} are made of each other",
+            hint="one of them must name tables only",
+        )
+    query = _parsed(name, sqls[name])
+    for table in list(query.find_all(exp.Table)):
+        if table.db or table.name not in sqls or table.name in _ctes(table):
+            continue
+        inner = _inlined(table.name, sqls, (*above, name))
+        table.replace(exp.Subquery(this=inner, alias=_alias(table)))
+    return query
+
+
+def _parsed(name: str, sql: str) -> exp.Query:
+    try:
+        statements = [each for each in parse(sql, dialect=DIALECT) if each is not None]
+    except (ParseError, SqlglotError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"view {name}: {first}", hint="correct its SQL") from error
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        raise UnsupportedError("what is not a single SELECT", "write one query")
+    query = statements[0]
+    # Only a view's own order: one with a LIMIT chooses rows, and is refused later.
+    if query.args.get("order") and not query.args.get("limit"):
+        query.set("order", None)
+    return query
+
+
+def _alias(table: exp.Table) -> exp.TableAlias:
+    found = table.args.get("alias")
+    if isinstance(found, exp.TableAlias) and found.this:
+        return found
+    return exp.TableAlias(this=exp.to_identifier(table.name, quoted=table.this.args["quoted"]))
+
+
+def _ctes(table: exp.Table) -> set[str]:
+    """Return the names of WITH queries that are visible where the table is named."""
+    found, node = set[str](), table.parent
+    while node is not None:
+        if with_ := node.args.get("with_"):
+            found |= {cte.alias for cte in with_.expressions}
+        node = node.parent
+    return found
+
+
+def _expect_table(table: exp.Table, versions: Mapping[str, Version], ctes: set[str]) -> None:
+    if not isinstance(table.this, exp.Identifier):
+        raise UnsupportedError("a function in FROM", "name tables, views and subqueries")
+    if table.catalog:
+        raise UnsupportedError("a table of another database", "name it as schema.table")
+    name, schema = (
+        each if part is None or part.args.get("quoted") else each.lower()
+        for each, part in ((table.name, table.this), (table.db, table.args.get("db")))
+    )
+    if not schema and name in ctes:
+        return
+    full = table_name(schema or PUBLIC, name)
+    version = versions.get(full)
+    if version is None:
+        raise ConfigError(
+            f"there is no table {full} in the log, and no view of that name",
+            hint="name a captured table that has had a row, as schema.table, or correct the name",
+        )
+    if not version.key:
+        raise UnsupportedError(
+            f"{full}, which has no key", "give it a primary key, or tables.<table>.key"
+        )

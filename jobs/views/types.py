@@ -1,0 +1,108 @@
+"""The Postgres types of a view's expressions, and how Spark has them in a mirror.
+
+Pure. A type that is not among `COMPARED` is passed through unchanged: a view may select such a
+column, and nothing else, because its text does not compare as its values do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from lockstep.sinks.contract import Column
+from lockstep.sinks.delta.types import MAX_PRECISION, DeltaType, delta_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_OFFSET: Final = 4
+_OIDS: Final = {
+    "bool": 16, "int8": 20, "int2": 21, "int4": 23, "text": 25, "float4": 700, "float8": 701,
+    "bpchar": 1042, "varchar": 1043, "date": 1082, "timestamp": 1114, "timestamptz": 1184,
+    "numeric": 1700, "uuid": 2950,
+}  # fmt: skip
+INTEGERS: Final = {"int2": 5, "int4": 10, "int8": 19}  # with their decimal digits
+FLOATS: Final = frozenset({"float4", "float8"})
+TEXTS: Final = frozenset({"text", "varchar"})
+TIMES: Final = frozenset({"date", "timestamp", "timestamptz"})
+# Types of which equality, and with `ORDERED` the order, is the same in Spark.
+COMPARED: Final = frozenset({"bool", "numeric", "uuid", *INTEGERS, *FLOATS, *TEXTS, *TIMES})
+# Values of these may be in `_exact`, where the column is NULL.
+INEXACT: Final = frozenset({"numeric", "money", *TIMES})
+UNKNOWN: Final = "unknown"  # of a quoted literal or NULL, until something decides
+_SPARK: Final = {
+    "short": "smallint", "integer": "int", "long": "bigint", "timestamp": "timestamp",
+}  # fmt: skip
+
+
+class Type(NamedTuple):
+    """A Postgres type."""
+
+    name: str
+    modifier: int = -1
+    oid: int = 0
+    mask: str | None = None
+    is_c: bool = False  # a text with COLLATE "C"
+    has_scale: bool = True  # a numeric, all of whose values have this scale in Postgres
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Precision and scale of a numeric or an integer; None if it has none."""
+        if self.name in INTEGERS:
+            return INTEGERS[self.name], 0
+        kind = self.delta.name
+        if self.name != "numeric" or not kind.startswith("decimal"):
+            return None
+        precision, scale = kind[len("decimal(") : -1].split(",")
+        return int(precision), int(scale)
+
+    @property
+    def delta(self) -> DeltaType:
+        """The type in a mirror."""
+        return delta_type("text" if self.mask else self.name, self.modifier)
+
+    @property
+    def spark(self) -> str:
+        """The type in a mirror, as Spark's SQL names it."""
+        return _spark(self.delta)
+
+    @property
+    def title(self) -> str:
+        """The type as messages name it."""
+        size = self.size if self.name == "numeric" else None
+        return f"numeric({size[0]},{size[1]})" if size else self.name
+
+    def column(self, name: str) -> Column:
+        """Return a column of this type."""
+        oid = self.oid or _OIDS.get(self.name, 0)
+        return Column(name, self.name, oid, self.modifier, nullable=True, mask=self.mask)
+
+
+def _spark(kind: DeltaType) -> str:
+    if kind.element is not None:
+        return f"array<{_spark(kind.element)}>"
+    return _SPARK.get(kind.name, kind.name)
+
+
+BOOL: Final = Type("bool")
+INT4: Final = Type("int4")
+INT8: Final = Type("int8")
+TEXT: Final = Type("text")
+DATE: Final = Type("date")
+FLOAT8: Final = Type("float8")
+NULL: Final = Type(UNKNOWN)
+
+
+def numeric(precision: int, scale: int, *, has_scale: bool = True) -> Type:
+    """Return a numeric type."""
+    assert precision <= MAX_PRECISION, "checked before"
+    return Type("numeric", (precision << 16 | scale) + _OFFSET, has_scale=has_scale)
+
+
+def of(column: Column) -> Type:
+    """Return a column's type."""
+    return Type(column.type, column.modifier, column.type_id, column.mask)
+
+
+def columns(given: Mapping[str, Type]) -> tuple[Column, ...]:
+    """Return these as a table version's columns."""
+    return tuple(type_.column(name) for name, type_ in given.items())

@@ -1,0 +1,208 @@
+"""What a view's SQL becomes, what is refused, and which keys changed rows lead to."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.config.views import View
+from cdc.errors import ConfigError
+from lockstep.jobs.views.parsing import named_views
+from lockstep.jobs.views.plans import ADDED, REMOVED, ViewPlan, plan
+from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.types import numeric
+from lockstep.sinks.contract import Column, Version
+from tests.fixtures.view_list import FULL, STRICT, VIEWS
+
+_MONEY = numeric(10, 2).modifier
+_WEIGHT = numeric(8, 3).modifier
+
+
+def _table(name: str, key: str, columns: str) -> Version:
+    made = []
+    for each in columns.split(", "):
+        column, kind = each.split()
+        modifier = {"money": _MONEY, "weight": _WEIGHT}.get(kind, -1)
+        made.append(Column(column, "numeric" if modifier > 0 else kind, 0, modifier, nullable=True))
+    topic = f"x.public.{name}"
+    return Version(1, "public", name, topic, tuple(key.split(", ")), tuple(made), {})
+
+
+TABLES = {
+    each.name: each
+    for each in (
+        _table("customers", "id", "id int4, name text, region text, since date"),
+        _table("orders", "id", "id int4, customer_id int4, placed timestamp, state text"),
+        _table(
+            "lines",
+            "order_id, n",
+            "order_id int4, n int4, product_id int4, price money, qty int4",
+        ),
+        _table("products", "id", "id int4, name text, weight weight, active bool"),
+        _table("tweets", "id", "id int8, author_id int4, body text, at timestamp"),
+        _table("follows", "follower_id, followee_id", "follower_id int4, followee_id int4"),
+        _table(
+            "odd",
+            "id",
+            "id int4, f float8, free numeric, j jsonb, c bpchar, z timestamptz, d date",
+        ),
+    )
+}
+
+
+def _plan(sql: str, *key: str) -> ViewPlan:
+    return plan("v", {**VIEWS, "v": View(sql=sql, key=key or ("id",))}, TABLES)
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_a_view_is_maintained_by_its_keys(name: str) -> None:
+    found = plan(name, VIEWS, TABLES)
+    assert found.anchor
+    assert {each.table for each in found.affected} == found.tables
+    assert {each.changed for each in found.affected} == {REMOVED, ADDED}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_view_that_needs_a_complete_recompute_says_why(name: str) -> None:
+    found = plan(name, VIEWS, TABLES)
+    if name == "view_of_views":
+        assert not found.full_for
+        return
+    assert found.full_for
+    strict = View(sql=VIEWS[name].sql, key=VIEWS[name].key, refresh="strict")
+    with pytest.raises(UnsupportedError, match="refresh: strict with changes of"):
+        plan(name, {name: strict}, TABLES)
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("SELECT id, avg(qty) AS a FROM orders, lines GROUP BY id", "avg()"),
+        ("SELECT id, now() AS t FROM orders", "depends on the time"),
+        ("SELECT id, random() AS r FROM orders", "random()"),
+        ("SELECT id FROM orders LIMIT 3", "LIMIT"),
+        ("SELECT DISTINCT ON (customer_id) id FROM orders ORDER BY customer_id, id", "DISTINCT ON"),
+        ("SELECT id, state < 'a' AS b FROM orders", "text in the database's collation"),
+        ("SELECT id, max(state) AS b FROM orders GROUP BY id", "max() of text"),
+        ("SELECT id, lower(state) AS b FROM orders", "lower()"),
+        ("SELECT id, state ~ 'a' AS b FROM orders", "regular expression"),
+        ("SELECT id, f + free AS b FROM odd", "numeric without precision"),
+        ("SELECT id, sum(f) AS b FROM odd GROUP BY id", "sum() of float8"),
+        ("SELECT f AS id, count(*) AS n FROM odd GROUP BY f", "GROUP BY of float8"),
+        ("SELECT id, j -> 'a' AS b FROM odd", "JSONEXTRACT"),
+        ("SELECT id, j = j AS b FROM odd", "= of jsonb"),
+        ("SELECT id, c = 'a' AS b FROM odd", "= of bpchar"),
+        ("SELECT id, z::date AS b FROM odd", "a cast from timestamptz to date"),
+        ("SELECT id, d < z AS b FROM odd", "date with timestamptz"),
+        ("SELECT id, price / 2 AS b FROM orders, lines", "a division of numeric"),
+        ("SELECT n AS id, price::numeric(30,2) * price::numeric(30,2) AS b FROM lines", "digits"),
+        ("SELECT id, unnest(array[1]) AS b FROM orders", "UNNEST"),
+        ("SELECT id, row_number() OVER (ORDER BY placed) AS b FROM orders", "row_number() whose"),
+        ("SELECT id, lag(id) OVER (ORDER BY id) AS b FROM orders", "window function lag()"),
+        ("SELECT id, sum(id) OVER (ORDER BY id ROWS 1 PRECEDING) AS b FROM orders", "WINDOW with"),
+        ("SELECT id FROM orders, LATERAL (SELECT 1) x", "LATERAL"),
+        ("SELECT id FROM orders NATURAL JOIN lines", "NATURAL JOIN"),
+        ("SELECT id FROM orders TABLESAMPLE SYSTEM (5)", "TABLESAMPLE"),
+        ("SELECT id FROM orders GROUP BY ROLLUP (id)", "ROLLUP"),
+        ("SELECT id FROM generate_series(1, 3) AS id", "a function in FROM"),
+        ("WITH RECURSIVE r AS (SELECT id FROM orders UNION SELECT id FROM r) SELECT id FROM r",
+         "WITH RECURSIVE"),
+        ("SELECT id, my_function(id) AS b FROM orders", "MY_FUNCTION"),
+        ("INSERT INTO orders VALUES (1)", "not a single SELECT"),
+        ("SELECT f AS id FROM odd", "a key of float8"),
+        ("SELECT id, placed = 'yesterday' AS b FROM orders", "a literal of type timestamp"),
+        ("SELECT o.id, state LIKE name AS b FROM orders o, products", "LIKE with a pattern"),
+    ],
+)  # fmt: skip
+def test_what_could_differ_from_postgres_is_refused_by_name(sql: str, says: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        _plan(sql)
+    assert says in caught.value.what
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("SELECT id FROM nothing", "there is no table public.nothing"),
+        ("SELECT nothing AS id FROM orders", "nothing"),
+        ("SELECT id, 1 + 1 FROM orders", "a column without a name"),
+        ("SELECT id AS other FROM orders", "has no column id"),
+        ("SELECT id, id AS ID FROM orders", "two columns of the name"),
+        ("SELECT id, state FROM orders GROUP BY customer_id, id % 2", "neither in GROUP BY"),
+        ("SELECT id FROM", "view v"),
+        ("SELECT id FROM v", "are made of each other"),
+        ("SELECT id FROM orders WHERE id", "WHERE is of type int4"),
+    ],
+)
+def test_a_wrong_query_is_refused(sql: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _plan(sql)
+    assert says in caught.value.what
+
+
+def test_a_left_joins_columns_are_no_anchor() -> None:
+    """They are NULL in rows without a match, which a changed row does not lead to."""
+    sql = "SELECT c.id, o.id AS o FROM customers c LEFT JOIN orders o ON o.customer_id = c.id"
+    assert _plan(sql, "id", "o").anchor == ("id",)
+    assert _plan(sql, "o").anchor == ("id",)
+
+
+def test_a_column_that_some_window_does_not_partition_by_is_no_anchor() -> None:
+    sql = (
+        "SELECT id, customer_id, count(*) OVER (PARTITION BY customer_id) AS n,"
+        " count(*) OVER (PARTITION BY state) AS m FROM orders"
+    )
+    assert set(_plan(sql).full_for) == {"public.orders"}
+
+
+def test_a_condition_above_an_aggregate_leads_only_through_its_group() -> None:
+    joined = "SELECT c.id FROM customers c JOIN (SELECT customer_id, max(id) AS last FROM orders"
+    by_group = _plan(f"{joined} GROUP BY customer_id) o ON o.customer_id = c.id")
+    assert not by_group.full_for
+    by_value = _plan(f"{joined} GROUP BY customer_id) o ON o.last = c.id")
+    assert set(by_value.full_for) == {"public.orders"}
+
+
+def test_an_outer_joins_condition_is_not_one_of_other_tables_changes() -> None:
+    found = _plan(
+        "SELECT o.id FROM orders o LEFT JOIN customers c ON c.id = o.customer_id AND c.region = 'x'"
+    )
+    by_table = {each.table: each.sql for each in found.affected}
+    assert "region" in by_table["public.customers"]
+    assert "region" not in by_table["public.orders"]
+
+
+def test_not_in_depends_on_nulls_of_both_sides() -> None:
+    found = _plan("SELECT id FROM orders WHERE state NOT IN (SELECT name FROM products)")
+    (sql, _) = (each.sql for each in found.affected if each.table == "public.products")
+    assert sql.count("IS NULL") == 2
+
+
+def test_row_number_needs_an_order_that_the_joined_keys_prove_total() -> None:
+    numbered = "SELECT t.id, row_number() OVER (PARTITION BY f.follower_id ORDER BY t.at, {}) AS n"
+    joined = "FROM tweets t JOIN follows f ON f.followee_id = t.author_id"
+    assert _plan(f"{numbered.format('t.id')} {joined}").new
+    with pytest.raises(UnsupportedError, match=r"row_number\(\) whose"):
+        _plan(f"{numbered.format('t.author_id')} {joined}")
+
+
+def test_a_views_definition_is_its_answer_not_its_text() -> None:
+    one = _plan("SELECT id, state FROM orders")
+    assert _plan("select  o.id, o.state from public.orders o").columns == one.columns
+    assert _plan("SELECT id, state FROM orders").definition == one.definition
+    assert _plan("SELECT id, state FROM orders WHERE id > 0").definition != one.definition
+
+
+def test_views_of_views_come_after_what_they_name() -> None:
+    sqls = {name: each.sql for name, each in VIEWS.items()}
+    assert named_views("view_of_views", sqls) == ["returning_customers", "scalar_subquery"]
+    assert named_views("order_totals", sqls) == []
+
+
+def test_using_and_positions_are_understood() -> None:
+    found = _plan(
+        "SELECT order_id AS id, count(*) AS n FROM lines JOIN (SELECT id AS order_id FROM orders) o"
+        " USING (order_id) GROUP BY 1"
+    )
+    assert found.anchor == ("id",)
+    assert "USING" not in found.new
