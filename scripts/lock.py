@@ -41,6 +41,8 @@ def main() -> None:
 
 def _compile(uv: str, name: str, also: str, *wanted: str) -> None:
     options = ["--universal", "--python-version", "3.11", "--generate-hashes", "--upgrade"]
+    # pip takes the newest of `name[extra]` where only `name` is pinned, and then misses its hash.
+    options += ["--no-strip-extras"]
     options += ["--no-annotate", "--no-header", "--no-emit-index-url", "-o", name]
     before = list(LOCKS)[: list(LOCKS).index(name)] if name in LOCKS else ["requirements.lock"]
     for each in before:

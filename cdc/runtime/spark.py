@@ -56,7 +56,7 @@ def conf(*, quiet: bool = False) -> dict[str, str]:
     found = {**VALUES, **DELTA}
     if quiet:
         found["spark.driver.defaultJavaOptions"] = NO_MEMORY
-        logging = _folder("lockstep.jobs") / "spark" / "log4j2-submit.properties"
+        logging = folder_of("lockstep.jobs") / "spark" / "log4j2-submit.properties"
         found["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging.as_uri()}"
     return found
 
@@ -69,7 +69,7 @@ def conf_options(*, quiet: bool = False) -> list[str]:
 
 def job(name: str) -> Path:
     """Return the file of a job, for spark-submit."""
-    return _folder("lockstep.jobs") / f"{name}.py"
+    return folder_of("lockstep.jobs") / f"{name}.py"
 
 
 def pack(target: Path) -> int:
@@ -79,7 +79,7 @@ def pack(target: Path) -> int:
     # are found twice.
     files: dict[Path, Path] = {}
     for package in _PACKAGES:
-        folder = _folder(package)
+        folder = folder_of(package)
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix not in _LEFT_OUT:
                 files[Path(*package.split(".")) / path.relative_to(folder)] = path
@@ -90,7 +90,7 @@ def pack(target: Path) -> int:
     return len(files)
 
 
-def _folder(package: str) -> Path:
+def folder_of(package: str) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise LocalStackError(

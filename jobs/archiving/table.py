@@ -38,7 +38,7 @@ HINT: Final = "_last_checkpoint"
 CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.")
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _PROPERTIES: Final = {"delta.appendOnly": "false"}
-_CHECKPOINT_EVERY: Final = 50
+CHECKPOINT_EVERY: Final = 50
 
 
 class ChainedTable:
@@ -121,7 +121,7 @@ class ChainedTable:
         text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines).encode()
         self.files.put_new(f"_delta_log/{version:020d}.json", _with_own(text, _digest(text)))
         self.table.update_incremental()
-        if version % _CHECKPOINT_EVERY == 0:
+        if version % CHECKPOINT_EVERY == 0:
             with lake.translated(self.path):
                 self.table.create_checkpoint()
             self._checkpoint = None

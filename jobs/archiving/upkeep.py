@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SMALL_BYTES: Final = 32 << 20
 # The size of small files, as Parquet, that become one file.
 _JOINED_BYTES: Final = 64 << 20
-_FEWEST: Final = 8  # small files that are worth joining
+FEWEST: Final = 8  # small files that are worth joining
 # So that a reader that has just opened an old version can read it.
 _MORE_HOURS: Final = 1
 
@@ -103,5 +103,5 @@ def _groups(small: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         if size >= _JOINED_BYTES:
             yield group
             group, size = [], 0
-    if len(group) >= _FEWEST:
+    if len(group) >= FEWEST:
         yield group

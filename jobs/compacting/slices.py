@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The size of a slice's rows in memory, about; it takes three times as much while it is folded.
 SLICE_BYTES: Final = 192 << 20
 # A smaller table shares a slice, and its files, with others.
-_OWN_BYTES: Final = 24 << 20
+OWN_BYTES: Final = 24 << 20
 # How many times larger rows are in memory than in a file.
 _INFLATED: Final = 8
 _FOOTER_BYTES: Final = 6_000  # what a file has in addition to rows, about
@@ -138,7 +138,7 @@ def planned(sizes: Mapping[str, int], uncompacted: Collection[str], seq: int) ->
     shared: list[str] = []
     total = 0
     for topic, size in sorted(sizes.items()):
-        if size < _OWN_BYTES:
+        if size < OWN_BYTES:
             if total + size > SLICE_BYTES and shared:
                 yield Slice(tuple(shared))
                 shared, total = [], 0

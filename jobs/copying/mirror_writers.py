@@ -114,14 +114,14 @@ class ByTasks:
         table = delta_lake.opened(self._path, self._storage)
         if not _is_older(table, commit):
             return
-        parts = self._written(rows)
+        parts = self.write_files(rows)
         for _ in range(_TRIES):
             # Opened after the rows were read: the commit is based on exactly this version.
             table = delta_lake.opened(self._path, self._storage)
             if not _is_older(table, commit):
                 return
             with suppress(ConflictError):
-                self._commit(table, rows, parts, commit)
+                self.commit(table, rows, parts, commit)
                 return
         raise delta_lake.busy(self._path)
 
@@ -137,7 +137,7 @@ class ByTasks:
                 yield commit.get("userMetadata"), commit.get("operationMetrics") or {}
             known = len(history)
 
-    def _written(self, rows: Rows) -> list[WrittenFile]:
+    def write_files(self, rows: Rows) -> list[WrittenFile]:
         """Return the files of the attempts that Spark accepts."""
         shares = rows.reader.partitions()
         tasks = self._spark.sparkContext.parallelize(shares, len(shares))
@@ -145,7 +145,7 @@ class ByTasks:
         write = partial(_write, rows.reader, schema, self._path, dict(self._storage))
         return tasks.mapPartitions(write).collect()
 
-    def _commit(
+    def commit(
         self, table: DeltaTable | None, rows: Rows, parts: list[WrittenFile], commit: Commit
     ) -> None:
         if table is None and not rows.replaces:

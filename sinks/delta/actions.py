@@ -57,7 +57,7 @@ _CONTAINER: Final = 1 << 16
 _ARRAY_MOST: Final = 4_096  # up to this many values a container is a list, above a bitmap
 _FILE_VERSION: Final = b"\x01"
 # How many bytes of an upload are held in memory.
-_PART_BYTES: Final = 8 << 20
+PART_BYTES: Final = 8 << 20
 _PARTS: Final = 2
 # The feature that readers of a table with deletion vectors must support.
 VECTORS: Final = "deletionVectors"
@@ -79,13 +79,13 @@ class Files:
         local = uri.removeprefix("file://")
         self._folder = Path(local) if local.startswith("/") else None
         if self._folder is not None:
-            self._store: ObjectStore = LocalStore(self._folder, mkdir=True)
-            self._prefix = ""
+            self.store: ObjectStore = LocalStore(self._folder, mkdir=True)
+            self.prefix = ""
         else:
             at = uri.rstrip("/")
             lake, _, name = at.rpartition("/") if urlsplit(at).path else (at, "", "")
-            self._store = _client(lake, frozenset(storage.items()))
-            self._prefix = f"{name}/" if name else ""
+            self.store = _client(lake, frozenset(storage.items()))
+            self.prefix = f"{name}/" if name else ""
 
     def put(self, name: str, data: bytes | pa.Buffer) -> None:
         """Write a file with a name of its own."""
@@ -94,25 +94,25 @@ class Files:
                 # No reader knows it before a commit names it: no need for a temporary file.
                 (self._folder / name).write_bytes(data)
                 return
-            obstore.put(self._store, self._prefix + name, bytes(data))
+            obstore.put(self.store, self.prefix + name, bytes(data))
 
     def put_new(self, name: str, data: bytes) -> str | None:
         """Write a file that must not exist, and return its tag; raise ConflictError if it does."""
         with _translated(name):
-            return obstore.put(self._store, self._prefix + name, data, mode="create")["e_tag"]
+            return obstore.put(self.store, self.prefix + name, data, mode="create")["e_tag"]
 
     def tag(self, name: str) -> str | None:
         """Return a file's tag, another for each file that was ever written; None if unknown."""
         with _translated(name):
             try:
-                return obstore.head(self._store, self._prefix + name)["e_tag"]
+                return obstore.head(self.store, self.prefix + name)["e_tag"]
             except FileNotFoundError:
                 return None
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none."""
         try:
-            return bytes(obstore.get(self._store, self._prefix + name).bytes())
+            return bytes(obstore.get(self.store, self.prefix + name).bytes())
         except FileNotFoundError:
             raise
         except (BaseError, OSError) as error:
@@ -120,16 +120,16 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the files in a folder, without it."""
-        place = self._prefix + folder
+        place = self.prefix + folder
         with _translated(folder):
-            found = [each["path"] for part in obstore.list(self._store, place) for each in part]
+            found = [each["path"] for part in obstore.list(self.store, place) for each in part]
         return sorted(path.removeprefix(f"{place}/") for path in found)
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes; None if there is none."""
         with _translated(name):
             try:
-                return int(obstore.head(self._store, self._prefix + name)["size"])
+                return int(obstore.head(self.store, self.prefix + name)["size"])
             except FileNotFoundError:
                 return None
 
@@ -138,7 +138,7 @@ class Files:
         with _translated(name):
             if self._folder is not None:
                 return pa.OSFile(str(self._folder / name), "wb")
-            return pa.PythonFile(_Upload(self._store, self._prefix + name), "w")
+            return pa.PythonFile(_Upload(self.store, self.prefix + name), "w")
 
 
 @lru_cache(maxsize=8)
@@ -152,7 +152,7 @@ class _Upload:
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._name, self._written, self.closed = name, 0, False
-        self._to = obstore.open_writer(store, name, buffer_size=_PART_BYTES, max_concurrency=_PARTS)
+        self._to = obstore.open_writer(store, name, buffer_size=PART_BYTES, max_concurrency=_PARTS)
 
     def write(self, data: bytes) -> int:
         with _translated(self._name):
@@ -214,7 +214,7 @@ def put_vectors(files: Files, deleted: Sequence[pa.BooleanArray]) -> list[Vector
     """Write one file of deletion vectors; return where each is."""
     name, text, found = uuid4(), bytearray(_FILE_VERSION), []
     for rows in deleted:
-        data = _roaring(rows)
+        data = roaring_bitmap(rows)
         found.append(Vector(name, len(text), len(data), rows.true_count))
         text += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
     files.put(f"deletion_vector_{name}.bin", bytes(text))
@@ -330,7 +330,7 @@ def described(
     }
 
 
-def _roaring(deleted: pa.BooleanArray) -> bytes:
+def roaring_bitmap(deleted: pa.BooleanArray) -> bytes:
     """Return the set of the rows that are true: 64-bit portable Roaring, in Delta's format."""
     keys, bodies = [], []
     for first in range(0, len(deleted), _CONTAINER):

@@ -3,7 +3,7 @@
 The driver describes the mirror once (`target`). A task passes its keys' net changes to `written`:
 they go into new files, and the positions of the rows that they replace are found by a pass over the
 key columns of the files whose statistics admit one of the keys. A task needs no other state: it
-holds `_HELD_BYTES` of changes, however many it gets and however large the mirror is. Positions of
+holds `HELD_BYTES` of changes, however many it gets and however large the mirror is. Positions of
 one file come from several tasks; `marked` makes one deletion vector of them, or removes a file
 without remaining rows. What both return are the actions of one commit, which the driver makes;
 until then nothing of it is visible.
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 # How many bytes of changes a task holds, as Arrow: each time it has so many, it looks for their
 # rows.
-_HELD_BYTES: Final = 32 << 20
+HELD_BYTES: Final = 32 << 20
 # How many stored keys are compared at a time: each time the changes' keys are hashed.
-_KEYS: Final = 500_000
+KEYS_AT_ONCE: Final = 500_000
 # How many stored rows are read at a time to fill values that were not sent, which may be large.
-_FILLED_ROWS: Final = 2_000
+FILLED_ROWS: Final = 2_000
 _READ_BYTES: Final = 1 << 20
 
 
@@ -219,7 +219,7 @@ class _Writing:
         found = batch(changes._replace(changes=new), self._target.schema, self._readers)
         self._held.append(found)
         self._bytes += found.rows.nbytes
-        if self._bytes >= _HELD_BYTES:
+        if self._bytes >= HELD_BYTES:
             yield from self.flush()
 
     def flush(self) -> Iterator[Piece]:
@@ -298,10 +298,10 @@ class _Stored:
     def _keys(self, file: StoredFile, names: Sequence[str]) -> Iterator[pa.Table]:
         held, count = [], 0
         with self._opened(file.path) as reader:
-            for part in reader.iter_batches(_KEYS, columns=list(names)):
+            for part in reader.iter_batches(KEYS_AT_ONCE, columns=list(names)):
                 held.append(part)
                 count += part.num_rows
-                if count >= _KEYS:
+                if count >= KEYS_AT_ONCE:
                     yield self._typed(pa.Table.from_batches(held), names)
                     held, count = [], 0
         if held:
@@ -315,7 +315,7 @@ class _Stored:
                 end = first + reader.metadata.row_group(group).num_rows
                 if pc.any(_within(positions, first, end)).as_py():
                     there = [name for name in names if name in reader.schema_arrow.names]
-                    parts = reader.iter_batches(_FILLED_ROWS, row_groups=[group], columns=there)
+                    parts = reader.iter_batches(FILLED_ROWS, row_groups=[group], columns=there)
                     for part in parts:
                         mine = _within(positions, first, first + part.num_rows)
                         at = pc.subtract(positions.filter(mine), pa.scalar(first, pa.int32()))

@@ -49,19 +49,19 @@ _APPLIED: Final = "lockstep/applied"
 _GENERATION: Final = "lockstep/generation"
 _TIDIED: Final = "lockstep/tidied"  # the time, in seconds
 # How many small files are joined at once; files above a size are not worth rewriting.
-_MOST_FILES: Final = 200
+MOST_FILES: Final = 200
 _SMALL_BYTES: Final = 4 << 20
 _JOINED_BYTES: Final = 8 << 20
 # Old versions of this table are not read, but two copies of a follower must see each other's
 # commits.
-_KEPT_HOURS: Final = 1
+KEPT_HOURS: Final = 1
 _PROPERTIES: Final = {
-    "delta.logRetentionDuration": f"interval {_KEPT_HOURS} hours",
-    "delta.deletedFileRetentionDuration": f"interval {_KEPT_HOURS + 1} hours",
+    "delta.logRetentionDuration": f"interval {KEPT_HOURS} hours",
+    "delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS + 1} hours",
 }
 _TRIES: Final = 10
 # At most this many rows depend on one full row.
-_PARTIAL_ROWS: Final = 100
+PARTIAL_ROWS: Final = 100
 
 
 class Frontiers:
@@ -143,7 +143,7 @@ class Frontiers:
             full = self._full_for(row)
             try:
                 self._append(
-                    [as_columns(row, _now(), full)], {_APPLIED: upto, _GENERATION: self.generation}
+                    [as_columns(row, now(), full)], {_APPLIED: upto, _GENERATION: self.generation}
                 )
             except lake.ConflictError:
                 self._reload()
@@ -151,7 +151,7 @@ class Frontiers:
             self.newest = row
             self._full, self._dependent = (full, self._dependent + 1) if full else (row, 0)
             sizes = pa.table(self.table.get_add_actions())["size_bytes"].to_pylist()
-            if sum(size < _SMALL_BYTES for size in sizes) >= _MOST_FILES:
+            if sum(size < _SMALL_BYTES for size in sizes) >= MOST_FILES:
                 self._join()
             return True
         raise lake.busy(self._path)
@@ -159,7 +159,7 @@ class Frontiers:
     def _full_for(self, row: FrontierRow) -> FrontierRow | None:
         """Return the full row on which a row can depend; None if it should be full itself."""
         full = self._full
-        if full is None or self._dependent >= _PARTIAL_ROWS:
+        if full is None or self._dependent >= PARTIAL_ROWS:
             return None
         if not full.versions.keys() <= row.versions.keys():
             return None
@@ -173,7 +173,7 @@ class Frontiers:
             _REACHED: lake.transaction_version(row.generation, reached),
             _GENERATION: row.generation,
         }
-        self._append([as_columns(row, _now())], apps)
+        self._append([as_columns(row, now())], apps)
         self.find()
 
     def start_over(self, generation: int) -> None:
@@ -212,9 +212,9 @@ class Frontiers:
         """
         self._reload()
         with self._or_reload():
-            self._append([], {_TIDIED: int(_now().timestamp())})
+            self._append([], {_TIDIED: int(now().timestamp())})
         if keep_hours:
-            oldest = (_now() - timedelta(hours=keep_hours)).isoformat()
+            oldest = (now() - timedelta(hours=keep_hours)).isoformat()
             mine = f"generation = {self.generation}"
             is_old = f"{mine} AND is_whole AND written_at < '{oldest}'"
             old = lake.read(self.table, ["seq", "lsn"], is_old).to_pylist()
@@ -267,7 +267,7 @@ class Frontiers:
             self.table.optimize.compact(target_size=_JOINED_BYTES)
             # A full vacuum: the log may no longer list files removed before its last checkpoint.
             self.table.vacuum(
-                retention_hours=_KEPT_HOURS,
+                retention_hours=KEPT_HOURS,
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
@@ -340,5 +340,5 @@ class Frontiers:
         )
 
 
-def _now() -> datetime:
+def now() -> datetime:
     return datetime.now(UTC)

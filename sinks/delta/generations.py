@@ -96,9 +96,7 @@ def switch(settings: Settings, generation: int) -> None:
             hint="wait until it has caught up, or build it: `cdc rebuild`",
         )
     before = current.newest
-    versions = {
-        each: _moved(settings, generation, each, new.versions[each]) for each in new.versions
-    }
+    versions = {each: move(settings, generation, each, new.versions[each]) for each in new.versions}
     shared = ((before and before.versions) or {}).keys() - versions.keys()
     if built.tables is None:  # it is complete: mirrors that it lacks have no rows
         emptied = {each: _emptied(settings, generation, new.applied.seq, each) for each in shared}
@@ -139,7 +137,7 @@ def drop(settings: Settings, generation: int) -> None:
         _delete(settings, generation)
 
 
-def _moved(settings: Settings, generation: int, mirror: str, version: int) -> int:
+def move(settings: Settings, generation: int, mirror: str, version: int) -> int:
     """Replace the rows that readers see by a built mirror's; return the Delta version."""
     path = f"{settings.path.rstrip('/')}/{mirror}"
     built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from lockstep.sinks.delta.actions import Action, Files
 
-_GROUP_BYTES: Final = 32 << 20
+GROUP_BYTES: Final = 32 << 20
 # In bytes. Columns with many values are not worth a dictionary: a low limit keeps the attempt
 # cheap.
 _DICTIONARY_BYTES: Final = 256 << 10
-_FILE_BYTES: Final = 128 << 20
+FILE_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,23 @@ class Parts:
     def __init__(self, files: Files, schema: pa.Schema) -> None:
         self._files, self._schema = files, schema
         self._held: list[pa.RecordBatch] = []
-        self._bytes = 0
+        self.bytes_held = 0
         self._open: _Open | None = None
         self.done: list[WrittenFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows; they are written at the end of the block at the latest."""
         self._held.append(batch)
-        self._bytes += batch.nbytes
-        if self._bytes >= _GROUP_BYTES:
+        self.bytes_held += batch.nbytes
+        if self.bytes_held >= GROUP_BYTES:
             self._write()
             assert self._open is not None
-            if self._open.bytes >= _FILE_BYTES:
+            if self._open.bytes >= FILE_BYTES:
                 self._end()
 
     def _write(self) -> None:
         rows = pa.Table.from_batches(self._held, self._schema)
-        self._held, self._bytes = [], 0
+        self._held, self.bytes_held = [], 0
         if rows.num_rows:
             if self._open is None:
                 self._open = _Open(self._files, self._schema)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # delta-rs takes 20 at least, and 60 here.
 MOST_BYTES: Final = 1 << 20
 # How many bytes of rows stay in memory, of all mirrors; above, those least recently written leave.
-_KEPT_BYTES: Final = 128 << 20
+KEPT_BYTES: Final = 128 << 20
 
 
 class Contents(NamedTuple):
@@ -99,7 +99,7 @@ class Rewrites:
                 return
             self._bytes += contents.rows.nbytes
             self._by_table[path] = contents
-            while self._bytes > _KEPT_BYTES:
+            while self._bytes > KEPT_BYTES:
                 _, left = self._by_table.popitem(last=False)
                 self._bytes -= left.rows.nbytes
 

@@ -70,17 +70,17 @@ class DeltaSink:
     ) -> None:
         self._settings, self._generation, self._tables = settings, generation, tables
         self._root = settings.path
-        self._frontiers = Frontiers(settings.path, settings.storage, settings.owner)
+        self.frontiers = Frontiers(settings.path, settings.storage, settings.owner)
         # The newest frontier of a generation that is no longer current, and therefore read-only.
         self._past: FrontierRow | None = None
-        self._mirrors: dict[str, Mirror] = {}
+        self.mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, Gathered] = {}
         self._altered: dict[str, list[Altered]] = {}  # in the cut
         self._staged: dict[str, tuple[Target, list[Action]]] = {}
         # The mirrors whose versions may not be those in the newest frontier.
         self._touched: set[str] = set()
         self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
-        self._appliers = Appliers(settings, self._upkeep)
+        self.appliers = Appliers(settings, self._upkeep)
         self._pool: ThreadPoolExecutor | None = None
         # A shadow build's frontiers are compared with the log's: none is held back.
         seconds = settings.idle_seconds if generation is None else 0.0
@@ -95,26 +95,26 @@ class DeltaSink:
             return self._open()
 
     def _open(self) -> StoreState | None:
-        self._mirrors.clear()
+        self.mirrors.clear()
         self._touched.clear()
         self._forget_cut()
         mine = self._settings
         self._root, self._past = generations.place(mine, self._generation)
         if self._past is not None:
             return StoreState(self._past.applied, self._past.applied.seq)
-        self._frontiers = Frontiers(self._root, mine.storage, mine.owner)
-        self._frontiers.open(self._generation or 1, self._tables)
+        self.frontiers = Frontiers(self._root, mine.storage, mine.owner)
+        self.frontiers.open(self._generation or 1, self._tables)
         if self._generation and self._root != mine.path.rstrip("/"):
-            expect_tables(self._generation, self._frontiers.tables, self._tables)
-        generations.clear(mine, self._frontiers.generation, self._root)
-        newest, reached = self._frontiers.newest, self._frontiers.reached
+            expect_tables(self._generation, self.frontiers.tables, self._tables)
+        generations.clear(mine, self.frontiers.generation, self._root)
+        newest, reached = self.frontiers.newest, self.frontiers.reached
         if newest is None:
-            nothing = Applied.beginning(mine.pipeline, self._frontiers.generation)
+            nothing = Applied.beginning(mine.pipeline, self.frontiers.generation)
             return StoreState(nothing, reached) if reached else None
         found = dict(self._every(self._seq_of, list(newest.versions.items())))
         if lost := [place for place, seq in found.items() if seq is None]:
             raise StoreLostError(
-                f"the mirror {self._mirror(lost[0]).path} was replaced or restored to an older"
+                f"the mirror {self.mirror(lost[0]).path} was replaced or restored to an older"
                 " version",
                 tables=frozenset(table_name(*unescaped_table(each)) for each in lost),
             )
@@ -123,12 +123,12 @@ class DeltaSink:
 
     def _seq_of(self, place: str, version: int) -> tuple[str, int | None]:
         """Return a mirror's place and seq; None if it is not at that version at least."""
-        mirror = self._mirror(place)
+        mirror = self.mirror(place)
         is_there = mirror.find() and mirror.table.version() >= version
         return place, mirror.seq if is_there else None
 
     def start_over(self, generation: int) -> None:
-        self._frontiers.start_over(generation)
+        self.frontiers.start_over(generation)
 
     def absent(self) -> str | None:
         """Return the path if nothing exists there: perhaps a volume that is not mounted."""
@@ -148,22 +148,22 @@ class DeltaSink:
         if above is not None:
             self._idle.flush()
         with self._idle.lock:
-            self._frontiers.begin(reached if newest else 0, above)
+            self.frontiers.begin(reached if newest else 0, above)
         places = [(self._place(each), each) for each in newest.values()]
         self._touched |= {place for place, _ in places}
         self._every(self._find_or_create, places)
 
     def _find_or_create(self, place: str, version: Version) -> None:
         """Find the mirror, or create it if there was none."""
-        mirror = self._mirror(place)
+        mirror = self.mirror(place)
         mirror.name = version.name
         if not mirror.find():
-            if self._frontiers.newest and place in self._frontiers.newest.versions:
+            if self.frontiers.newest and place in self.frontiers.newest.versions:
                 raise StoreLostError(
                     f"the Delta table {mirror.path} is missing", tables=frozenset({version.name})
                 )
             mirror.ensure(version)
-        elif not self._frontiers.knows(mirror.seq):
+        elif not self.frontiers.knows(mirror.seq):
             raise StoreLostError(f"{mirror.path} is ahead of every seq that _frontiers has")
         if mirror.is_loaded:
             self._upkeep.retain(mirror)
@@ -172,7 +172,7 @@ class DeltaSink:
         if not self._keeps(changes.version):
             return 0
         place = self._place(changes.version)
-        seq = self._mirrors[place].seq
+        seq = self.mirrors[place].seq
         new = [change for change in changes.changes if change.seq > seq]
         truncated = changes.truncated if (changes.truncated or 0) > seq else None
         if new or truncated is not None:
@@ -199,7 +199,7 @@ class DeltaSink:
         ):
             return None
         place = self._place(version)
-        mirror = self._mirrors[place]
+        mirror = self.mirrors[place]
         if mirror.seq >= reached or not actions.is_plain(mirror.table):
             return None
         return mirror.target(place, versions, truncated)
@@ -215,7 +215,7 @@ class DeltaSink:
         if not self._keeps(altered.version):
             return
         place = self._place(altered.version)
-        if altered.seq > self._mirror(place).seq:
+        if altered.seq > self.mirror(place).seq:
             history = altered.version.name in self._settings.history
             self._pending.setdefault(place, Gathered(history=history)).alter(altered)
             self._altered.setdefault(place, []).append(altered)
@@ -230,47 +230,47 @@ class DeltaSink:
             self._commit(applied)
 
     def _commit(self, applied: Applied) -> None:
-        self._every(lambda place, its: self._mirrors[place].alter(its), list(self._altered.items()))
+        self._every(lambda place, its: self.mirrors[place].alter(its), list(self._altered.items()))
         pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
         for place, changes in pending:
-            self._mirrors[place].expect_key(changes)
-        self._every(lambda place, changes: self._apply(place, changes, applied), pending)
+            self.mirrors[place].expect_key(changes)
+        self._every(lambda place, changes: self.apply(place, changes, applied), pending)
         self._pending.clear()
         self._altered.clear()
         staged = list(self._staged.items())
-        self._every(lambda place, of: self._mirrors[place].commit(*of, applied), staged)
+        self._every(lambda place, of: self.mirrors[place].commit(*of, applied), staged)
         self._staged.clear()
-        if self._frontiers.newest is None:
+        if self.frontiers.newest is None:
             self._adopt()
         self._commit_frontier(applied)
-        if self._upkeep.is_due(self._frontiers.tidied):
-            self._tidy()
+        if self._upkeep.is_due(self.frontiers.tidied):
+            self.tidy()
 
     def _commit_frontier(self, applied: Applied) -> None:
         """Write the frontier, unless a mirror is ahead of it; untouched mirrors are not asked."""
-        newest = self._frontiers.newest
+        newest = self.frontiers.newest
         if newest and newest.is_whole and not self._touched and self._idle.holds(applied):
             return
         # Mirrors from an older generation are at another frontier until they are rewritten.
-        touched = {place: self._mirrors[place] for place in self._touched}
+        touched = {place: self.mirrors[place] for place in self._touched}
         touched = {place: each for place, each in touched.items() if not each.is_stale}
         if all(mirror.seq <= applied.seq for mirror in touched.values()):
             versions = {place: mirror.version for place, mirror in touched.items()}
-            if self._frontiers.commit(applied, {**(newest.versions if newest else {}), **versions}):
+            if self.frontiers.commit(applied, {**(newest.versions if newest else {}), **versions}):
                 self._touched.clear()
             self._idle.written()
 
     def _write_idle(self, applied: Applied) -> None:
         """Write a frontier at which the mirrors are as at the newest one."""
-        newest = self._frontiers.newest
+        newest = self.frontiers.newest
         assert newest is not None, "it was written before another was held"
-        self._frontiers.commit(applied, newest.versions)
+        self.frontiers.commit(applied, newest.versions)
 
     def _adopt(self) -> None:
         """Add the mirrors that direct mode filled to the first frontier, changed since or not."""
         for place in generations.folders(self._settings, self._root):
-            if place not in self._mirrors:
-                mirror = self._mirror(place)
+            if place not in self.mirrors:
+                mirror = self.mirror(place)
                 try:
                     is_there = mirror.find()
                 except (ConfigError, UnavailableError):
@@ -278,31 +278,31 @@ class DeltaSink:
                 if is_there:
                     self._touched.add(place)
                 else:
-                    del self._mirrors[place]
+                    del self.mirrors[place]
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
         """Run upkeep between two batches: few files, little storage."""
-        mine, places = self._settings, list(self._mirrors.items())
+        mine, places = self._settings, list(self.mirrors.items())
         # First, so that no remaining frontier needs files that are then deleted.
-        self._frontiers.tidy(mine.vacuum_hours)
-        keeps_old = len(self._frontiers.rows()) > 1
+        self.frontiers.tidy(mine.vacuum_hours)
+        keeps_old = len(self.frontiers.rows()) > 1
 
         def tidy(_: str, mirror: Mirror) -> None:
             mirror.find()
             cluster = mine.cluster.get(mirror.name, ())
-            joins = not self._appliers.joins_files(mirror)
+            joins = not self.appliers.joins_files(mirror)
             self._upkeep.maintain(mirror, cluster, joins=joins, deletes=not keeps_old)
 
         # Files of the versions before are deleted one day: the next frontier names those after.
-        self._touched |= self._mirrors.keys()
+        self._touched |= self.mirrors.keys()
         self._every(tidy, places)
 
-    def _apply(self, place: str, changes: Changes, applied: Applied) -> None:
-        mirror = self._mirrors[place]
+    def apply(self, place: str, changes: Changes, applied: Applied) -> None:
+        mirror = self.mirrors[place]
         mirror.ensure(*changes.versions, changes=changes.changes)
         if not changes.changes and changes.truncated is None:
             return  # it was altered
-        mirror.apply(mirror.work(changes), applied, self._appliers.apply)
+        mirror.apply(mirror.work(changes), applied, self.appliers.apply)
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         altered = self._altered.get(self._place(version), [])
@@ -318,7 +318,7 @@ class DeltaSink:
     def _stored_rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Return rows as they were before the cut, even if another copy has written it."""
         place = self._place(version)
-        mirror, newest = self._mirror(place), self._frontiers.newest
+        mirror, newest = self.mirror(place), self.frontiers.newest
         if not mirror.find() or mirror.is_stale or not mirror.has_key(version):
             return {}
         table = mirror.table
@@ -381,11 +381,11 @@ class DeltaSink:
         """Return the folder of a table's mirror below the path, named like its topic."""
         return version.topic.removeprefix(f"{self._settings.prefix}.")
 
-    def _mirror(self, place: str) -> Mirror:
-        if place not in self._mirrors:
-            keeper = keeper_of(self._settings, self._frontiers.generation)
-            self._mirrors[place] = Mirror(place, f"{self._root}/{place}", keeper)
-        return self._mirrors[place]
+    def mirror(self, place: str) -> Mirror:
+        if place not in self.mirrors:
+            keeper = keeper_of(self._settings, self.frontiers.generation)
+            self.mirrors[place] = Mirror(place, f"{self._root}/{place}", keeper)
+        return self.mirrors[place]
 
     def _every(self, do: Callable[[str, T], R], of: Sequence[tuple[str, T]]) -> list[R]:
         """Call `do` for each table, several at a time; raise an error once all are done.
@@ -403,7 +403,7 @@ class DeltaSink:
 
     def _named(self, place: str, error: BaseException) -> BaseException:
         """Return the error with its table's name."""
-        name = self._mirrors[place].name
+        name = self.mirrors[place].name
         if isinstance(error, CDCError) and name not in error.what:
             error.what = f"{name}: {error.what}"
         elif not isinstance(error, CDCError):

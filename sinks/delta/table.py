@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
-_CHECKPOINT_EVERY: Final = 100
+CHECKPOINT_EVERY: Final = 100
 _ALL: Final = 2**63 - 1
 
 
@@ -372,7 +372,7 @@ class Mirror:
                     about = commit._replace(upto=None)
                     delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
             delta_actions.commit(files, table, actions, "MERGE", commit)
-            if table.version() // _CHECKPOINT_EVERY > target.version // _CHECKPOINT_EVERY:
+            if table.version() // CHECKPOINT_EVERY > target.version // CHECKPOINT_EVERY:
                 table.create_checkpoint()
 
     def work(self, changes: Changes) -> Work:
@@ -424,7 +424,7 @@ class Mirror:
         assert commit.upto is not None, "it records how far the rows are"
         self._own = OwnCommit(version, commit.upto, tag)
         # Other commits may take the round number.
-        if version // _CHECKPOINT_EVERY > self._loaded.version() // _CHECKPOINT_EVERY:
+        if version // CHECKPOINT_EVERY > self._loaded.version() // CHECKPOINT_EVERY:
             with lake.translated(self.path):
                 self.table.create_checkpoint()
 

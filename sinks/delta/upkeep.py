@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8
 # Between two runs of upkeep a mirror may have this many more small files than after it.
-_MORE_SMALL_FILES: Final = 64
+MORE_SMALL_FILES: Final = 64
 # A frontier may name versions that were replaced some time before the next frontier was written.
 _MORE_HOURS: Final = 1
 # The log keeps removed files longer than the storage does, so that it shows when they are due.
@@ -102,7 +102,7 @@ class Upkeep:
         """
         if not self._seconds:
             return
-        if _small_files(mirror) >= self._joined.get(mirror.path, 0) + _MORE_SMALL_FILES:
+        if _small_files(mirror) >= self._joined.get(mirror.path, 0) + MORE_SMALL_FILES:
             self.maintain(mirror, (), joins=True, deletes=False)
             self._joined[mirror.path] = _small_files(mirror)
 

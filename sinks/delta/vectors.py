@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 _DEAD_MOST: Final = 0.5
 # Enough files of one size are joined into one of the next; sizes in bytes.
 _SIZES: Final = (1 << 20, 16 << 20)
-_FILES_OF_A_SIZE: Final = 12
+FILES_OF_A_SIZE: Final = 12
 # How many rows are rewritten after a batch for each of its own, but at least one file.
 _REWRITTEN_PER_ROW: Final = 2
-_CHECKPOINT_EVERY: Final = 100
+CHECKPOINT_EVERY: Final = 100
 # How many bytes of keys stay in memory, of all tables of less than so many bytes: there may be
 # thousands, and their keys are read again in hundredths of a second.
 _SMALL_TABLE_BYTES: Final = 16 << 20
-_SMALL_KEYS_BYTES: Final = 256 << 20
+SMALL_KEYS_BYTES: Final = 256 << 20
 # How files are written. Rows of a history are read one by one when they end, each at the cost of
 # its row group: so these are small, too small for dictionaries.
 _PLAIN: Final = {"compression": "snappy"}
@@ -108,7 +108,7 @@ class Vectors:
             writing.apply(work, commit)
             _Tidying(writing, work.batch.rows.num_rows).commit(commit)
             # A batch has two or three commits, which may skip the round number.
-            if table.version() // _CHECKPOINT_EVERY > began // _CHECKPOINT_EVERY:
+            if table.version() // CHECKPOINT_EVERY > began // CHECKPOINT_EVERY:
                 table.create_checkpoint()
             self._limit(table.table_uri, positions)
 
@@ -131,7 +131,7 @@ class Vectors:
             self._small.pop(uri, None)
             if sum(file.bytes for file in files) < _SMALL_TABLE_BYTES:
                 self._small[uri] = sum(file.nbytes for file in files)
-            while sum(self._small.values()) > _SMALL_KEYS_BYTES:
+            while sum(self._small.values()) > SMALL_KEYS_BYTES:
                 least, _ = self._small.popitem(last=False)
                 self._by_table.pop(least, None)
 
@@ -255,7 +255,7 @@ class _Tidying:
         least = 0
         for size in _SIZES:
             small = [file for file in every if least <= file.bytes < size]
-            if len(small) >= _FILES_OF_A_SIZE:
+            if len(small) >= FILES_OF_A_SIZE:
                 self._groups.append(small)
             least = size
 

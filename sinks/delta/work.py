@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Change
 
 # How many bytes of a table are searched for a batch's keys at a time.
-_LOOKED_BYTES: Final = 64 << 20
+LOOKED_BYTES: Final = 64 << 20
 
 
 class Work(NamedTuple):
@@ -75,7 +75,7 @@ def of_keys(
     for part in lake.streamed(table, columns):
         waiting.append(part)
         size += part.nbytes
-        if size >= _LOOKED_BYTES:
+        if size >= LOOKED_BYTES:
             found.append(_matching(waiting, wanted, key))
             waiting, size = [], 0
     return pa.concat_tables([*found, *([_matching(waiting, wanted, key)] if waiting else [])])

@@ -32,7 +32,7 @@ def test_every_record_of_every_topic_is_archived_once_with_its_bytes(
     pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tombstones, messages, dead letters, table versions and frontiers too."""
-    monkeypatch.setattr(upkeep, "_FEWEST", 2)
+    monkeypatch.setattr(upkeep, "FEWEST", 2)
     made = pipeline(
         *TABLES,
         archive={"path": str(tmp_path / "archive"), "every_seconds": 0},

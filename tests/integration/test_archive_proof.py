@@ -37,8 +37,8 @@ class Kept:
 
 @pytest.fixture
 def kept(pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(upkeep, "_FEWEST", 2)
-    monkeypatch.setattr(table, "_CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(upkeep, "FEWEST", 2)
+    monkeypatch.setattr(table, "CHECKPOINT_EVERY", 3)
     path = tmp_path / "archive"
     made = pipeline(
         "CREATE TABLE users (id int PRIMARY KEY, name text)",

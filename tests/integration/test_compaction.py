@@ -160,7 +160,7 @@ def _base(archived: Archived) -> layout.BaseRecord | None:
 def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
     pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "_OWN_BYTES", 5_000)
+    monkeypatch.setattr(slices, "OWN_BYTES", 5_000)
     path = tmp_path / "archive"
     made = pipeline(*TABLES, archive={"path": str(path), "every_seconds": 0, "bases_kept": 3})
     made.start().wait_ready()

@@ -38,7 +38,7 @@ def test_executors_compact_and_fill_stores_as_this_process_does(
     for module in (running, restoring):
         monkeypatch.setattr(module, "LARGE_ROWS", 0)
     monkeypatch.setattr(slices, "SLICE_BYTES", 100_000)
-    monkeypatch.setattr(slices, "_OWN_BYTES", 30_000)
+    monkeypatch.setattr(slices, "OWN_BYTES", 30_000)
     made = pipeline(
         *TABLES,
         followers={

@@ -263,7 +263,7 @@ def test_a_mirror_that_spark_has_altered(spark: SparkSession, tmp_path: Path, al
         3: (2, "long 2", None),
         4: (5, "long 5", 7),
     }
-    sink._tidy()
+    sink.tidy()
     apply(sink, 8, Changes((LATER,), [new._replace(seq=8)], truncated=7))
     assert spark.sql(f"SELECT id, _seq FROM {table}").collect() == [(4, 8)]
 

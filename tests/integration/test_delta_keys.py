@@ -127,7 +127,7 @@ def test_keys_are_looked_for_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, soft: bool
 ) -> None:
     """In all files, and with keys of several columns; deleted rows are not found."""
-    monkeypatch.setattr(delta_work, "_LOOKED_BYTES", 1)
+    monkeypatch.setattr(delta_work, "LOOKED_BYTES", 1)
     sink = Lake(tmp_path).sink(applier="delta-rs", soft=soft)
     for seq in (10, 20, 30):
         apply(sink, seq, lines(seq, *range(seq, seq + 5)))

@@ -89,14 +89,14 @@ def test_a_small_mirror_is_one_file_also_after_commits_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are kept in memory, or read again: after an `OPTIMIZE`, or if others need it."""
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", 5)
     sink = opened(tmp_path, optimize_minutes=0)
     mirror = tmp_path / "public.users"
     for seq in range(1, 13):
         if seq == 6:
             DeltaTable(mirror).alter.set_table_properties({"delta.appendOnly": "false"})
         if seq == 9:
-            monkeypatch.setattr(delta_rewrites, "_KEPT_BYTES", 1)
+            monkeypatch.setattr(delta_rewrites, "KEPT_BYTES", 1)
         apply(sink, seq, users(seq, seq % 5))
         assert len(DeltaTable(mirror).file_uris()) == 1
     assert seqs(tmp_path) == {0: 10, 1: 11, 2: 12, 3: 8, 4: 9}
@@ -111,7 +111,7 @@ def test_small_files_stay_few_between_two_runs_of_upkeep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, partition: bool
 ) -> None:
     """Also for inserts that delta-rs appends; partitions have a file each."""
-    monkeypatch.setattr(delta_upkeep, "_MORE_SMALL_FILES", 8)
+    monkeypatch.setattr(delta_upkeep, "MORE_SMALL_FILES", 8)
     folders = {"public.users": ("active",)} if partition else {}
     sink = opened(tmp_path, applier="delta-rs", partition=folders)
     most = 0
@@ -126,11 +126,11 @@ def test_small_files_stay_few_between_two_runs_of_upkeep(
 def test_keys_of_small_tables_are_forgotten_above_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_vectors, "_SMALL_KEYS_BYTES", 20)
+    monkeypatch.setattr(delta_vectors, "SMALL_KEYS_BYTES", 20)
     sink = opened(tmp_path, applier="vectors")
     for seq in range(1, 9):
         apply(sink, 2 * seq, users(2 * seq - 1, seq % 3), lines(2 * seq, seq % 3))
-        known = [sink._appliers.joins_files(each) for each in sink._mirrors.values()]
+        known = [sink.appliers.joins_files(each) for each in sink.mirrors.values()]
         assert sum(known) <= 1
     assert seqs(tmp_path) == {0: 11, 1: 13, 2: 15}
     assert seqs(tmp_path, "lines") == {0: 12, 1: 14, 2: 16}
@@ -166,12 +166,12 @@ def test_a_frontier_without_changes_is_written_late_but_is_written(tmp_path: Pat
 def test_the_tables_of_a_lake_share_a_client() -> None:
     """Of an object store, whose connections take longest to make; each has its own files."""
     one, other = (Files(f"memory:///lake/{name}", {}) for name in ("public.one", "public.two"))
-    assert one._store is other._store
+    assert one.store is other.store
     one.put("data", b"one")
     other.put_new("data", b"another")
     assert [each.size("data") for each in (one, other)] == [3, 7]
     assert one.tag("data") != other.tag("data")
     assert one.tag("missing") is None
     inside, itself = (Files(f"s3://bucket{path}", {"region": "x"}) for path in ("/one", ""))
-    assert inside._store is itself._store
-    assert (inside._prefix, itself._prefix) == ("one/", "")
+    assert inside.store is itself.store
+    assert (inside.prefix, itself.prefix) == ("one/", "")

@@ -183,7 +183,7 @@ def test_a_mirror_reads_alike_by_all_readers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With deletion vectors, a history, rows without a key, many types, and altered rows."""
-    monkeypatch.setattr(vectors, "_FILES_OF_A_SIZE", 4)
+    monkeypatch.setattr(vectors, "FILES_OF_A_SIZE", 4)
     Lake(tmp_path, 7, history=HISTORIES, applier="vectors").fill(EVERY)
     assert {each.name for each in mirrors(tmp_path)} == {
         "_frontiers",

@@ -120,7 +120,7 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
     shadow = follower.at(2, frozenset({"public.users"}))
     shadow.open()
     apply(shadow, 2, users(1, 1))
-    moved = delta_generations._moved
+    moved = delta_generations.move
     follower.begin(4, [LINES])
     follower.write(lines(4, 1, 2))
 
@@ -135,7 +135,7 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
         return moved(*given)
 
     if late:
-        monkeypatch.setattr(delta_generations, "_moved", moved_late)
+        monkeypatch.setattr(delta_generations, "move", moved_late)
     else:
         in_the_midst()
     follower.switch(2)
@@ -218,13 +218,13 @@ def test_a_concurrent_write_of_a_copy_is_no_loss(
     """The copy starts and ends a cut after this writer read the frontiers, before the mirror."""
     quick, slow = lake.sink(), lake.sink()
     apply(quick, 1, users(1, 1))
-    begin = slow._frontiers.begin
+    begin = slow.frontiers.begin
 
     def and_then(reached: int, above: int | None) -> None:
         begin(reached, above)
         apply(quick, 9, users(9, 1, 2))
 
-    monkeypatch.setattr(slow._frontiers, "begin", and_then)
+    monkeypatch.setattr(slow.frontiers, "begin", and_then)
     apply(slow, 5, users(5, 1, 2))
     assert lake.ids() == {1: 9, 2: 9}
 

@@ -38,7 +38,7 @@ class Aged:
 
     def __init__(self, path: Path, patched: pytest.MonkeyPatch) -> None:
         self.path, self.ahead = path, timedelta()
-        patched.setattr(delta_frontiers, "_now", lambda: datetime.now(UTC) + self.ahead)
+        patched.setattr(delta_frontiers, "now", lambda: datetime.now(UTC) + self.ahead)
 
     def sink(self, **settings: object) -> DeltaSink:
         mine = Settings("shop", "lake", "shop", str(self.path))
@@ -69,9 +69,9 @@ def test_the_table_of_frontiers_stays_bounded(
     aged: Aged, monkeypatch: pytest.MonkeyPatch, *, restarts: bool
 ) -> None:
     """Over many batches, with and without restarts, with an occasional `tidy` or none."""
-    monkeypatch.setattr(delta_frontiers, "_MOST_FILES", 10)
+    monkeypatch.setattr(delta_frontiers, "MOST_FILES", 10)
     # delta-rs timestamps removed files, and its clock can't be set.
-    monkeypatch.setattr(delta_frontiers, "_KEPT_HOURS", 0)
+    monkeypatch.setattr(delta_frontiers, "KEPT_HOURS", 0)
     at, log = aged.path / "_frontiers", aged.path / "_frontiers" / "_delta_log"
     frontiers, most = None, (0, 0)  # files and log files
     for seq in range(1, 121):
@@ -111,14 +111,14 @@ def test_a_frontier_is_kept_by_its_write_time_and_then_reported_as_missing(aged:
     documents = MirrorCuts(_config(aged.path), "cache", lambda _: {})
     for seq in range(1, 6):
         cut(seq)
-    sink._tidy()
+    sink.tidy()
     for seq in range(1, 6):
         assert aged.ids(seq) == set(range(1, seq + 1))
         assert (documents.cut(StoreState(applied_at(seq), seq)) is None) == (seq == 5)
     aged.older(KEPT_HOURS + 1)
     for seq in range(6, 8):
         cut(seq)
-    sink._tidy()
+    sink.tidy()
     assert [aged.ids(seq) == set(range(1, seq + 1)) for seq in (5, 6, 7)] == [True] * 3
     with pytest.raises(ConfigError, match="no frontier so old"):
         aged.ids(4)
@@ -127,7 +127,7 @@ def test_a_frontier_is_kept_by_its_write_time_and_then_reported_as_missing(aged:
     assert documents.cut(StoreState(applied_at(5), 5)) is not None
     # The newest frontier is the current state, and kept at any age.
     aged.older(100)
-    sink._tidy()
+    sink.tidy()
     assert aged.ids(7) == set(range(1, 8))
     sink.close()
 
@@ -144,7 +144,7 @@ def test_an_old_generation_stays_complete_until_it_is_dropped(aged: Aged) -> Non
     for seq in range(4, 8):
         aged.older(KEPT_HOURS)
         apply(sink, seq, users(seq, seq))
-        sink._tidy()
+        sink.tidy()
     assert sorted(sink.generations()) == [1, 2]
     old = sink.at(1)
     old.open()
@@ -153,7 +153,7 @@ def test_an_old_generation_stays_complete_until_it_is_dropped(aged: Aged) -> Non
     kept = sorted((each["generation"], each["seq"]) for each in rows)
     assert kept == [(1, 1), (1, 2), (1, 3), (2, 6), (2, 7)]
     sink.drop(1)
-    sink._tidy()
+    sink.tidy()
     assert aged.ids(7) == {1, 2, 3, 4, 5, 6, 7, 9}
     for each in (shadow, old, sink):
         each.close()
@@ -168,7 +168,7 @@ def test_files_and_log_are_kept_as_long_as_configured(
     sink = aged.sink(vacuum_hours=hours, applier=applier)
     for seq in (1, 2, 3):
         apply(sink, seq, users(seq, 1, seq))
-        sink._tidy()
+        sink.tidy()
     assert [aged.ids(seq) for seq in (1, 2, 3)] == [{1}, {1, 2}, {1, 2, 3}]
     table = DeltaTable(aged.path / "public.users")
     about = table.metadata().configuration
@@ -188,13 +188,13 @@ def test_upkeep_runs_although_no_process_lives_as_long_as_its_interval(
 ) -> None:
     """As with `cdc follow --once` every few minutes: due upkeep runs once, not in each process."""
     done = list[int]()
-    tidy = DeltaSink._tidy
+    tidy = DeltaSink.tidy
 
     def counted(sink: DeltaSink) -> None:
         done.append(seq)
         tidy(sink)
 
-    monkeypatch.setattr(DeltaSink, "_tidy", counted)
+    monkeypatch.setattr(DeltaSink, "tidy", counted)
     clock = SimpleNamespace(time=lambda: time.time() + aged.ahead.total_seconds())
     monkeypatch.setattr("lockstep.sinks.delta.upkeep.time", clock)
     for seq in range(1, 10):
@@ -209,14 +209,14 @@ def test_checkpoints_are_written_for_any_number_of_commits_per_batch(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For deletion vectors we write them; a batch commits a change, and then the tidying up."""
-    monkeypatch.setattr(delta_vectors, "_CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(delta_vectors, "CHECKPOINT_EVERY", 5)
     sink = aged.sink(applier="vectors")
     for seq in range(1, 31):
         apply(sink, seq, users(seq, seq % 3))
     log = aged.path / "public.users" / "_delta_log"
     made = sorted(int(each.name[:20]) for each in log.glob("*.checkpoint.parquet"))
     assert [each // 5 for each in made] == list(
-        range(1, sink._mirror("public.users").table.version() // 5 + 1)
+        range(1, sink.mirror("public.users").table.version() // 5 + 1)
     )
     sink.close()
 

@@ -63,7 +63,7 @@ class Killed(Reader):
         for number, batch in enumerate(super().read(partition)):
             if context.attemptNumber() == 0:
                 # In the process that is killed.
-                parts._GROUP_BYTES = parts._FILE_BYTES = 1  # type: ignore[misc]
+                parts.GROUP_BYTES = parts.FILE_BYTES = 1  # type: ignore[misc]
                 if number == 3:
                     os.kill(os.getpid(), signal.SIGKILL)
             yield batch
@@ -174,7 +174,7 @@ def test_a_commit_creates_the_version_after_the_one_that_it_read(
     plain = shares[0].select(["id", "text"])
     write_deltalake(tmp_path, plain, mode="error")
     DeltaTable(tmp_path).delete("id = 3")
-    commit = mirror._commit
+    commit = mirror.commit
     meanwhile: list[Callable[[], None]] = [
         lambda: mirror.write(rows_of(*shares), output(5)),
         lambda: write_deltalake(tmp_path, plain, mode="append"),
@@ -185,7 +185,7 @@ def test_a_commit_creates_the_version_after_the_one_that_it_read(
             meanwhile.pop()()
         commit(*given)
 
-    monkeypatch.setattr(mirror, "_commit", late)
+    monkeypatch.setattr(mirror, "commit", late)
     # Group 4 is read, another writer appends, then a newer generation replaces everything.
     mirror.write(rows_of(*shares), output(4))
     assert not meanwhile
@@ -200,7 +200,7 @@ def test_a_commit_creates_the_version_after_the_one_that_it_read(
     assert [each["group"] for each in reported if each] == [5]
     mirror.write(rows_of(*shares, replaces=False), output(6))
     assert loaded(spark, tmp_path).count() == 2 * MANY
-    elsewhere = [replace(part, path="elsewhere") for part in mirror._written(rows_of(*shares))]
+    elsewhere = [replace(part, path="elsewhere") for part in mirror.write_files(rows_of(*shares))]
     with pytest.raises(ConfigError, match="does not find the files"):
         commit(DeltaTable(tmp_path), rows_of(*shares), elsewhere, output(7))
     [metrics] = [dict(each) for text, each in mirror.commits() if '"group": 6' in (text or "")]

@@ -190,7 +190,7 @@ class Follower:
                 closing(self.sink()) as sink,
                 mock.patch("cdc.failpoints.reach", _kill),
                 # Between the commit that alters a mirror and the one that changes it.
-                mock.patch.object(DeltaSink, "_apply", side_effect=KilledError),
+                mock.patch.object(DeltaSink, "apply", side_effect=KilledError),
                 suppress(KilledError),
             ):
                 sink.open()

@@ -99,7 +99,7 @@ def test_a_base_is_the_fold_of_all_events_up_to_its_frontier(
     world = made(chance, transactions, limit, started=started, widened=widened)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(slices, "SLICE_BYTES", slice_bytes)
-        patched.setattr(slices, "_OWN_BYTES", slice_bytes // 2)
+        patched.setattr(slices, "OWN_BYTES", slice_bytes // 2)
         config = configured(Path(folder) / "archive", bases_kept=3)
         archived = ArchivedWorld(config, world)
         last = len(world.frontiers)

@@ -34,8 +34,8 @@ from tests.property.test_delta_appliers import seen
 from tests.property.test_reduce import DEAD, Cuts, Following, Partitions, by_table, made
 
 # Limits at which each history has several tasks, pieces, flushes and reads of a file.
-TINY = ((executors, "PIECE_EVENTS"), (buckets, "_HELD_BYTES"), (buckets, "_KEYS"),
-        (buckets, "_FILLED_ROWS"))  # fmt: skip
+TINY = ((executors, "PIECE_EVENTS"), (buckets, "HELD_BYTES"), (buckets, "KEYS_AT_ONCE"),
+        (buckets, "FILLED_ROWS"))  # fmt: skip
 
 
 Letters = dict[str, list[dict[str, Any]]]

@@ -44,7 +44,7 @@ def test_our_deletion_vectors_are_read_as_they_were_written(
     if full:  # a container that is a bitmap
         rows |= set(range(65_536, 75_000))
     bits = pa.array([number in rows for number in range(200_001)])
-    assert roaring.decoded(actions._roaring(bits)).to_pylist() == sorted(rows)
+    assert roaring.decoded(actions.roaring_bitmap(bits)).to_pylist() == sorted(rows)
 
 
 def test_other_writers_vectors_with_runs_are_read() -> None:

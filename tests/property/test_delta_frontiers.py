@@ -131,13 +131,13 @@ def test_partial_rows_read_as_the_full_rows_that_they_replace(
     monkeypatch: pytest.MonkeyPatch, *, few: bool
 ) -> None:
     """With two copies, restarts, upkeep and switches; `few` rows depend on each full row."""
-    monkeypatch.setattr(delta_frontiers, "_PARTIAL_ROWS", 3 if few else 100)
+    monkeypatch.setattr(delta_frontiers, "PARTIAL_ROWS", 3 if few else 100)
     first = first_seed("LOCKSTEP_DELTA_FRONTIERS")
     partial = 0
     for seed in range(first, first + ROUNDS):
         with TemporaryDirectory() as lake:
             model = Model(Path(lake), Random(seed))
-            monkeypatch.setattr(delta_frontiers, "_now", lambda model=model: model.now)
+            monkeypatch.setattr(delta_frontiers, "now", lambda model=model: model.now)
             for _ in range(STEPS):
                 model.step()
                 if model.rows and model.chance.random() < 0.2:

@@ -124,7 +124,7 @@ def test_by_positions_as_by_merges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     """A wider version, restarts, compaction by others, and files joined after each batch."""
-    monkeypatch.setattr(vectors, "_FILES_OF_A_SIZE", 3)
+    monkeypatch.setattr(vectors, "FILES_OF_A_SIZE", 3)
     version = TABLES.get(table, LOOSE)
     history = frozenset({version.name}) if version.key else frozenset()
     for seed in range(first_seed("LOCKSTEP_DELTA_ROUNDS"), first_seed("LOCKSTEP_DELTA_ROUNDS") + 2):

@@ -81,7 +81,7 @@ def test_only_the_first_columns_have_statistics() -> None:
 
 def test_an_upload_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """In more than one part, with an in-memory object store."""
-    monkeypatch.setattr(parts, "_GROUP_BYTES", 10 << 20)
+    monkeypatch.setattr(parts, "GROUP_BYTES", 10 << 20)
     schema = pa.schema([("id", pa.int64())])
     files = Files("memory:///table", {})
     ids = pa.Array.from_buffers(
@@ -92,15 +92,15 @@ def test_an_upload_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
             written.add(batch)
     [part] = written.done
     stored = files.read(part.path)
-    assert len(stored) == part.bytes > actions._PART_BYTES
+    assert len(stored) == part.bytes > actions.PART_BYTES
     assert pq.read_table(pa.BufferReader(stored))["id"].combine_chunks() == ids
 
 
 def test_files_end_when_full_and_abandoned_ones_are_in_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_GROUP_BYTES", 10_000)
-    monkeypatch.setattr(parts, "_FILE_BYTES", 20_000)
+    monkeypatch.setattr(parts, "GROUP_BYTES", 10_000)
+    monkeypatch.setattr(parts, "FILE_BYTES", 20_000)
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
     table = lake.made(
         str(tmp_path),
@@ -116,7 +116,7 @@ def test_files_end_when_full_and_abandoned_ones_are_in_no_commit(
             ids = list(range(first, first + 100))
             texts = [f"{n * 2_654_435_761 % 2**32:x}" * 3 for n in ids]
             written.add(pa.record_batch([pa.array(ids), pa.array(texts)], schema=schema))
-            held.append(written._bytes)
+            held.append(written.bytes_held)
     assert max(held) < 10_000
     assert len(written.done) > 2
     assert all(part.bytes == (tmp_path / part.path).stat().st_size for part in written.done)

@@ -6,6 +6,10 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lockstep", "cdc", "sinks", "jobs", "migrations", "tests", "benchmarks", "scripts")
@@ -48,6 +52,9 @@ IMPORTED_BY = {
 PURE = ("cdc/decode/", "cdc/sequence/sequencer.py", "cdc/events.py", "cdc/errors.py")
 IMPURE_IMPORTS = {"socket", "subprocess", "threading", "time", "os", "random"}
 
+NOT_OURS = {"self", "cls", "os", "KafkaError"}
+NAMED_TUPLES_OWN = {"_asdict", "_fields", "_make", "_replace"}
+
 # Catch-all modules collect what has no owner.
 CATCH_ALLS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 
@@ -73,6 +80,44 @@ def imports(path: Path) -> set[str]:
 def test_every_module_has_a_docstring() -> None:
     """It carries the module's strategy."""
     assert [name for name, path in SOURCES.items() if not ast.get_docstring(tree(path))] == []
+
+
+def _defined(path: Path) -> set[str]:
+    """Return the private names that a module defines."""
+    found = set[str]()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def _touched(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module imports, takes from an object, or patches by their text."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            if not (node.module or "").startswith("tests."):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in NOT_OURS):
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in {"setattr", "object"}:
+            texts = (each.value for each in node.args[:2] if isinstance(each, ast.Constant))
+            yield from ((node.lineno, str(text).rpartition(".")[2]) for text in texts)
+
+
+def test_tests_touch_no_private_name_of_the_program() -> None:
+    """What a test needs to reach has a public name: the rest can be changed without the tests."""
+    is_test = {name: name.startswith("tests/") for name in SOURCES}
+    ours = set[str]().union(*(_defined(SOURCES[name]) for name in SOURCES if not is_test[name]))
+    assert [
+        f"{name}:{line}: {touched}"
+        for name, path in SOURCES.items()
+        if is_test[name]
+        for line, touched in _touched(path)
+        if touched in ours - _defined(path) - NAMED_TUPLES_OWN
+    ] == []
 
 
 def test_no_module_is_a_catch_all() -> None:
@@ -125,5 +170,5 @@ def test_lock_files_name_no_index_and_pin_everything_by_sum() -> None:
         text = path.read_text(encoding="utf-8")
         assert "://" not in text
         for entry in re.split(r"\n(?=\S)", text.strip()):
-            assert re.match(r"[a-z0-9.-]+==\S+", entry), entry
+            assert re.match(r"[a-z0-9.-]+(\[[a-z,]+\])?==\S+", entry), entry
             assert "--hash=sha256:" in entry, entry

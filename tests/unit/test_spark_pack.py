@@ -23,7 +23,7 @@ def test_every_file_is_packed_once(
             (root / package).rename(root / "lockstep" / package)
         else:
             (root / "lockstep" / package).symlink_to(root / package)
-    monkeypatch.setattr(spark, "_folder", lambda name: root.joinpath(*name.split(".")))
+    monkeypatch.setattr(spark, "folder_of", lambda name: root.joinpath(*name.split(".")))
     many = spark.pack(tmp_path / "packed.zip")
     with zipfile.ZipFile(tmp_path / "packed.zip") as packed:
         names = packed.namelist()
