@@ -56,6 +56,7 @@ class LogConsumer:
         # The offset after the newest record of each partition that is read, or after the
         # transaction markers at its end; before anything has arrived, where reading starts.
         self.positions: dict[Partition, int] = {}
+        self._is_closed = False
         self._ends: dict[Partition, int] = {}  # of the ranges that are still read
         with translated("creating a consumer"):
             self._client = Consumer(
@@ -75,6 +76,7 @@ class LogConsumer:
             )
 
     def close(self) -> None:
+        self._is_closed = True
         self._client.close()
 
     # --- where partitions begin and end ---
@@ -165,7 +167,8 @@ class LogConsumer:
                     raise self._silent(ranges)
                 yield from self._by_partition(messages, ranges).items()
         finally:
-            self._client.unassign()
+            if not self._is_closed:  # a caller that stopped early may close it first
+                self._client.unassign()
 
     def skip(self, partition: Partition) -> None:
         """Leave out the rest of a range that `pieces` reads."""

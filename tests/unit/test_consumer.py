@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +66,7 @@ class Client:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers, self._due = brokers, list[Message]()
         self.assigned: set[Partition] = set()
+        self.closed = False
 
     def get_watermark_offsets(self, part: TopicPartition, timeout: float) -> tuple[int, int]:
         assert timeout > 0
@@ -91,7 +92,12 @@ class Client:
                 self._due.append(Message(partition, end, KafkaError._PARTITION_EOF))
 
     def unassign(self) -> None:
+        if self.closed:
+            raise RuntimeError("Consumer closed")
         self.assign([])
+
+    def close(self) -> None:
+        self.closed = True
 
     def pause(self, parts: list[TopicPartition]) -> None:
         paused = {(part.topic, part.partition) for part in parts}
@@ -144,6 +150,14 @@ def offsets(consumer: LogConsumer, ranges: dict[Partition, Range]) -> dict[Parti
     for partition, messages in consumer.pieces(ranges):
         found[partition] += [message.offset() for message in messages]
     return found
+
+
+def test_a_reader_that_stopped_early_may_be_closed_first(consumer: LogConsumer) -> None:
+    pieces = consumer.pieces({PART: Range(3, 8)})
+    next(iter(pieces))
+    consumer.close()
+    assert isinstance(pieces, Generator)
+    pieces.close()
 
 
 def test_exactly_the_ranges_are_read(consumer: LogConsumer) -> None:
