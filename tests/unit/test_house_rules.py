@@ -115,8 +115,9 @@ def test_tests_touch_no_private_name_of_the_program() -> None:
         f"{name}:{line}: {touched}"
         for name, path in SOURCES.items()
         if is_test[name]
+        for private in [ours - _defined(path) - NAMED_TUPLES_OWN]
         for line, touched in _touched(path)
-        if touched in ours - _defined(path) - NAMED_TUPLES_OWN
+        if touched in private
     ] == []
 
 
