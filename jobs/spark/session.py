@@ -42,6 +42,8 @@ _SMALL: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
+    # VACUUM lists in as many tasks: 10,000 by default, which take minutes of two cores.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.adaptive.enabled": "false",
 }
