@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 # By column: its Arrow type, and its type in Delta.
-_COLUMNS: Final[Mapping[str, tuple[pa.DataType, str]]] = {
-    "cut": (pa.int64(), "long"),
+Columns = dict[str, tuple[pa.DataType, str]]
+# A record's place, what readers search for, and its bytes.
+RECORD: Final[Columns] = {
     "topic": (pa.string(), "string"),
     "partition": (pa.int32(), "integer"),
     "offset": (pa.int64(), "long"),
@@ -42,6 +43,10 @@ _COLUMNS: Final[Mapping[str, tuple[pa.DataType, str]]] = {
     "key_hash": (pa.int64(), "long"),
     "key": (pa.binary(), "binary"),
     "value": (pa.binary(), "binary"),
+}
+_COLUMNS: Final[Columns] = {
+    "cut": (pa.int64(), "long"),
+    **RECORD,
     # Random, and deleted with the record: then `leaf` has its place in the tree.
     "salt": (pa.binary(), "binary"),
     "leaf": (pa.binary(), "binary"),
@@ -80,6 +85,13 @@ class CutRecord(msgspec.Struct, frozen=True, kw_only=True):
     root: str  # over the spans, hexadecimal
     previous: str  # SHA-256 of the cut record before, hexadecimal; empty in the first
     archived_at_us: int
+
+    def applied(self, ends: Mapping[str, tuple[int, ...]]) -> Applied:
+        """Return the frontier as a follower has it, with the end of every partition."""
+        return Applied(
+            self.pipeline, 1, self.epoch, LSN.parse(self.lsn), self.seq, self.committed_at_us,
+            self.place, ends,
+        )  # fmt: skip
 
     @property
     def events(self) -> int:
@@ -141,8 +153,4 @@ def position(pipeline: str, stated: Mapping[str, Any]) -> Position:
         return Position(Applied.beginning(pipeline, 1), None, "")
     newest = decode(text.encode())
     ends = {topic: tuple(offsets) for topic, offsets in stated["ends"].items()}
-    applied = Applied(
-        newest.pipeline, 1, newest.epoch, LSN.parse(newest.lsn), newest.seq,
-        newest.committed_at_us, newest.place, ends,
-    )  # fmt: skip
-    return Position(applied, newest, digest(text.encode()))
+    return Position(newest.applied(ends), newest, digest(text.encode()))

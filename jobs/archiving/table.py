@@ -20,12 +20,13 @@ from pyarrow.fs import FileSelector
 
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.jobs.archiving import layout
+from lockstep.jobs.archiving.writing import FILE_SUFFIX
 from lockstep.sinks.delta import lake, log
 from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.layout import facts, metadata, struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from lockstep.jobs.archiving.layout import Position
@@ -141,6 +142,23 @@ class ChainedTable:
     def added(self) -> dict[str, dict[str, Any]]:
         """Return the add action of each file."""
         return log.added(self.table)
+
+    def delete_unnamed(self, needed: Collection[str], oldest: datetime) -> int:
+        """Delete data files that are older, and not `needed`; return how many.
+
+        Without a commit: delta-rs' own vacuum writes some, which would have no digests.
+        """
+        files = log.files(self.table)
+        old = [
+            each.path
+            for each in files.get_file_info(FileSelector(""))
+            if each.base_name.endswith(FILE_SUFFIX)
+            and each.base_name not in needed
+            and each.mtime < oldest
+        ]
+        for path in old:
+            files.delete_file(path)
+        return len(old)
 
     def removed_since(self, oldest: datetime) -> set[str]:
         """Return the files that commits since then have removed."""

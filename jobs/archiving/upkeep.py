@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector
 
 from cdc import failpoints
 from lockstep.jobs.archiving import layout
-from lockstep.jobs.archiving.writing import FILE_SUFFIX, removed, write
+from lockstep.jobs.archiving.writing import removed, write
 from lockstep.sinks.delta import lake, log
 
 if TYPE_CHECKING:
@@ -69,28 +68,16 @@ class Upkeep:
             return pq.read_table(file, page_checksum_verification=True).cast(layout.SCHEMA)
 
     def vacuum(self) -> int:
-        """Delete files that no version within the retention names, and old commits; count them.
-
-        Without a commit: delta-rs' own vacuum writes some, which would have no digests.
-        """
+        """Delete files that no version within the retention names, and old commits; count them."""
         if not self._settings.vacuum_hours:
             return 0
         archive = self._archive
         oldest = datetime.now(UTC) - timedelta(hours=self._settings.vacuum_hours + _MORE_HOURS)
-        files = log.files(archive.table)
         needed = archive.added().keys() | archive.removed_since(oldest)
-        old = [
-            each.path
-            for each in files.get_file_info(FileSelector(""))
-            if each.base_name.endswith(FILE_SUFFIX)
-            and each.base_name not in needed
-            and each.mtime < oldest
-        ]
-        for path in old:
-            files.delete_file(path)
+        deleted = archive.delete_unnamed(needed, oldest)
         with lake.translated(archive.path):
             archive.table.cleanup_metadata()
-        return len(old)
+        return deleted
 
 
 def _groups(small: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -99,13 +99,13 @@ def as_parquet(rows: pa.Table, schema: pa.Schema = layout.SCHEMA) -> bytes:
     return data
 
 
-def removed(add: dict[str, Any]) -> Action:
-    """Return the action that removes a file whose rows are in another one."""
+def removed(add: dict[str, Any], *, changes_rows: bool = False) -> Action:
+    """Return the action that removes a file; not `changes_rows`: another one has its rows."""
     return {
         "remove": {
             "path": add["path"],
             "deletionTimestamp": int(time.time() * 1_000),
-            "dataChange": False,
+            "dataChange": changes_rows,
             "size": add["size"],
         }
     }

@@ -8,16 +8,14 @@ archive, in whose folder the table is.
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-from pyarrow.fs import FileSelector
 
 from cdc.errors import ConfigError
 from lockstep.jobs.archiving.table import ChainedTable, commit_facts
-from lockstep.jobs.archiving.writing import FILE_SUFFIX
+from lockstep.jobs.archiving.writing import removed
 from lockstep.jobs.compacting import layout
 from lockstep.sinks.delta import lake, log
 
@@ -77,25 +75,15 @@ class Bases(ChainedTable):
         """Make a base visible: these files, and the `kept` ones of the base before."""
         old = [each for path, each in self.added().items() if path not in kept]
         stated = {"pipeline": record.pipeline, "base": layout.encode(record).decode()}
-        self.commit_facts([*map(_removed, old), *added], stated, "WRITE")
+        removals = (removed(each, changes_rows=True) for each in old)
+        self.commit_facts([*removals, *added], stated, "WRITE")
 
     def vacuum(self, many: int) -> int:
         """Delete files that are in none of the newest bases; return how many."""
         needed = set[str]()
         for record in self.kept(many):
             needed |= log.added(self.version(record.number)).keys()
-        oldest = datetime.now(UTC) - timedelta(hours=_GRACE_HOURS)
-        files = log.files(self.table)
-        old = [
-            each.path
-            for each in files.get_file_info(FileSelector(""))
-            if each.base_name.endswith(FILE_SUFFIX)
-            and each.base_name not in needed
-            and each.mtime < oldest
-        ]
-        for path in old:
-            files.delete_file(path)
-        return len(old)
+        return self.delete_unnamed(needed, datetime.now(UTC) - timedelta(hours=_GRACE_HOURS))
 
 
 def bases_of(config: Config) -> Bases:
@@ -103,14 +91,3 @@ def bases_of(config: Config) -> Bases:
     assert config.archive.path is not None, "the caller has checked"
     path = f"{config.archive.path.rstrip('/')}/{FOLDER}"
     return Bases(path, config.archive.storage, config.pipeline)
-
-
-def _removed(add: dict[str, Any]) -> Action:
-    return {
-        "remove": {
-            "path": add["path"],
-            "deletionTimestamp": int(time.time() * 1_000),
-            "dataChange": True,
-            "size": add["size"],
-        }
-    }

@@ -62,11 +62,7 @@ def newest(
             counts[span.topic] = counts.get(span.topic, 0) + span.records
     found = None
     if last is not None:
-        applied = Applied(
-            last.pipeline, 1, last.epoch, LSN.parse(last.lsn), last.seq, last.committed_at_us,
-            last.place, by_topic(ends),
-        )  # fmt: skip
-        found = ArchivedFrontier(applied, last.chain, last.number, counts)
+        found = ArchivedFrontier(last.applied(by_topic(ends)), last.chain, last.number, counts)
     elif base is not None and fits(_Frontier(base.applied.lsn, base.seq, base.committed_at_us)):
         found = ArchivedFrontier(base.applied, base.chain, base.cut, counts)
     if partial is None or wanted is None:

@@ -19,25 +19,14 @@ import msgspec
 import pyarrow as pa
 
 from cdc.events import LSN
+from lockstep.jobs.archiving.layout import RECORD
 from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 FORMAT: Final = 1
-_COLUMNS: Final[Mapping[str, tuple[pa.DataType, str]]] = {
-    "topic": (pa.string(), "string"),
-    "partition": (pa.int32(), "integer"),
-    "offset": (pa.int64(), "long"),
-    "seq": (pa.int64(), "long"),
-    "commit_lsn": (pa.int64(), "long"),
-    "committed_at": (pa.timestamp("us", "UTC"), "timestamp"),
-    "op": (pa.string(), "string"),
-    "key_hash": (pa.int64(), "long"),
-    "key": (pa.binary(), "binary"),
-    "value": (pa.binary(), "binary"),
-    "fill": (pa.binary(), "binary"),
-}
+_COLUMNS: Final = RECORD | {"fill": (pa.binary(), "binary")}
 SCHEMA: Final = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
 DELTA_COLUMNS: Final = [(name, kind) for name, (_, kind) in _COLUMNS.items()]
 _MODULUS: Final = 1 << 256

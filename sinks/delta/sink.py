@@ -298,6 +298,7 @@ class DeltaSink:
         self._every(tidy, places)
 
     def apply(self, place: str, changes: Changes, applied: Applied) -> None:
+        """Commit a cut's changes to one mirror."""
         mirror = self.mirrors[place]
         mirror.ensure(*changes.versions, changes=changes.changes)
         if not changes.changes and changes.truncated is None:
@@ -382,6 +383,7 @@ class DeltaSink:
         return version.topic.removeprefix(f"{self._settings.prefix}.")
 
     def mirror(self, place: str) -> Mirror:
+        """Return a table's mirror; it may not exist yet."""
         if place not in self.mirrors:
             keeper = keeper_of(self._settings, self.frontiers.generation)
             self.mirrors[place] = Mirror(place, f"{self._root}/{place}", keeper)
