@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     from cdc.runtime import bugs  # noqa: PLC0415 - not for tests that run commands in their own process
 
     bugs.install()
-    sys.exit(run(arguments))
+    stopping.leave(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:

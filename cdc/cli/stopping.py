@@ -1,6 +1,6 @@
-"""End a long-running command that is still starting: on SIGTERM and SIGINT, by exit code.
+"""End the process: while it is still starting, and with threads that are still in Kafka's client.
 
-Imports take most of a second, and a supervisor may stop the process meanwhile. Nothing needs
+Imports take most of a second, and a supervisor may send SIGTERM or SIGINT meanwhile. Nothing needs
 cleanup yet, so the process just exits; the command's own handlers replace these later. This module
 imports nothing that takes time.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+import threading
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -29,8 +30,24 @@ def install() -> None:
     if code is None:
         return
 
-    def leave(_signal: int, _frame: FrameType | None) -> None:
+    def exit_now(_signal: int, _frame: FrameType | None) -> None:
         os._exit(code)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+        signal.signal(number, exit_now)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit with `code`; without the interpreter's cleanup if a daemon thread still runs.
+
+    The cleanup takes apart what such a thread uses. One that is in librdkafka meanwhile has ended
+    the process by SIGSEGV, after a clean stop.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue  # its reader has closed it
+        os._exit(code)
+    sys.exit(code)
