@@ -147,6 +147,10 @@ def states_of_the_log() -> dict[str, State]:
             {"daemon": STREAMING._replace(failures=9, failing_seconds=61.0, error="queue full")},
             Level.FAILED, "without publishing anything: queue full", 1,
         ),
+        "Kafka compacts a topic": (
+            {"daemon": STREAMING._replace(wrong_policies=(("x.public.t", "compact"),))},
+            Level.FAILED, "cleanup.policy is compact for x.public.t", 1,
+        ),
         "the source warns": (
             {"daemon": STREAMING._replace(warnings=("WAL is kept",))}, Level.DEGRADED, "WAL is", 0,
         ),
