@@ -32,8 +32,10 @@ def main() -> None:
 def status(config: Config, *, as_json: bool) -> None:
     """Show what the archive holds; see `cdc archive status`."""
     from lockstep.jobs.archiving.describing import describe  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.compacting import describing as bases  # noqa: PLC0415 - as above
 
     found = describe(config)
+    found["bases"] = bases.describe(config, found["seq"])
     if as_json:
         print_json(found)
         return
@@ -51,7 +53,18 @@ def status(config: Config, *, as_json: bool) -> None:
         f"price      {found['price_per_month']} a month, in a year"
         f" {found['price_per_month_in_a_year']}"
     )
+    echo(f"bases      {_bases(found['bases'])}")
     next_step("`cdc prove` checks it; `cdc doctor` shows how short Kafka may keep the log")
+
+
+def _bases(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none: `cdc archive compact` makes one"
+    at = datetime.fromtimestamp(found["committed_at_us"] / 1e6, UTC)
+    return (
+        f"{found['kept']}, {size(found['bytes'])}; the newest, {found['number']}, at"
+        f" {found['lsn']} ({at:%Y-%m-%d %H:%M:%S} UTC), {found['events_since']:,} events since"
+    )
 
 
 def _lag(found: dict[str, Any]) -> str:
@@ -82,7 +95,9 @@ def prove(
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
-    bases = bases_proving.prove(config, kept.chains) if kept and lsn is None else None
+    bases = None
+    if kept and lsn is None:
+        bases = bases_proving.prove(config, kept.chains, folds=not kept.findings)
     findings += [f"bases: {each}" for each in (bases.findings if bases else ())]
     if chain is not None and not any(each.anchored for each in (live, kept) if each):
         findings.append(f"no frontier up to there has the chain {chain}")

@@ -45,7 +45,11 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
 @with_config
 @as_json
 def status(config: Config, *, as_json: bool) -> None:
-    """Show up to where the log is archived, how large the archive is, and how fast it grows."""
+    """Show up to where the log is archived, how large the archive is, and how fast it grows.
+
+    Of its bases: how many are kept, how large they are, where the newest is, and how many events
+    were archived since.
+    """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
 
     _need("cdc archive status", config)
