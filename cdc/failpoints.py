@@ -89,6 +89,11 @@ RESTORE_NAMES: Final = (
     "restore_written",  # one table is written
     "restore_committed",  # the store is at the archived frontier
 )
+# In a replay of the past, in the order a window passes them.
+REPLAY_NAMES: Final = (
+    "replay_sent",  # all of it is acknowledged, not committed
+    "replay_committed",
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

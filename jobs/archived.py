@@ -212,5 +212,31 @@ def diff(config: Config, table: str, first: str, last: str, *, as_json: bool) ->
     return Exit.OK if many else Exit.FAILED
 
 
+@main.command()
+@with_config
+@click.option("--from", "first", required=True)
+@click.option("--to", "last", required=True)
+@click.option("--into", required=True)
+@click.option("--table", "tables", multiple=True)
+@json_option
+def replay(
+    config: Config, first: str, last: str, into: str, tables: tuple[str, ...], *, as_json: bool
+) -> None:
+    """Publish a range of the past to a topic; see `cdc replay`."""
+    from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.replaying import Replay  # noqa: PLC0415 - as above
+
+    found = Replay(config, into, parse(first), parse(last), tables).run()
+    if as_json:
+        print_json(found._asdict())
+        return
+    if found.continued > found.first:
+        echo(f"{into} had this replay up to seq {found.continued}")
+    echo(f"{found.events:,} events published, seq {found.continued + 1} to {found.last}")
+    if found.erased:
+        echo(f"{found.erased:,} events of the range are erased")
+    next_step(f"read {into} from its beginning; delete the topic when it is no longer needed")
+
+
 if __name__ == "__main__":
     app.run(main)

@@ -287,6 +287,22 @@ class BoundedPublisher(Publisher):
             self._hand_over(partition, taken)
         self._wait_for_room("sending rows")
 
+    def send(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: dict[str, bytes]
+    ) -> None:
+        """Hand over one record, to partition 0; wait while too many bytes are in flight."""
+        self.begin()
+        size, delivered = len(key or b"") + len(value or b""), self._delivered
+
+        def taken(error: KafkaError | None, message: Message) -> None:
+            delivered(error, message)
+            self._unacknowledged_bytes -= size
+
+        with translated(f"producing to {topic}"):
+            self.producer.produce(topic, value, key, 0, on_delivery=taken, headers=headers)
+        self._unacknowledged_bytes += size
+        self._wait_for_room("sending records")
+
 
 def fence(config: Config, names: Sequence[int | str] = WRITERS) -> Publisher:
     """Fence these writers and end their open transactions; return the first of them. Blocks.
