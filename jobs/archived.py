@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc.cli.options import as_json as json_option
-from cdc.cli.options import echo, next_step, print_json, with_config
+from cdc.cli.options import echo, next_step, print_json, print_warning, with_config
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.operate.readable import duration, size
@@ -132,7 +132,7 @@ def _print_proof(
         echo(f"log        {since}, {live.events:,} events{_without(live.undigested)}")
         echo(f"           at {live.lsn}: chain {live.chain}")
     if kept is not None:
-        erased = f", {kept.erased:,} records erased" if kept.erased else ""
+        erased = f", {kept.erased_events:,} events erased" if kept.erased_events else ""
         echo(
             f"archive    seq 1 to {kept.seq}, {kept.events:,} events in {kept.cuts:,}"
             f" cuts{_without(kept.undigested)}{erased}"
@@ -236,6 +236,49 @@ def replay(
     if found.erased:
         echo(f"{found.erased:,} events of the range are erased")
     next_step(f"read {into} from its beginning; delete the topic when it is no longer needed")
+
+
+@main.command()
+@with_config
+@click.argument("table")
+@click.argument("key")
+@click.option("--topics", is_flag=True)
+@click.option("--mirrors", is_flag=True)
+@json_option
+def erase(
+    config: Config, table: str, key: str, *, topics: bool, mirrors: bool, as_json: bool
+) -> None:
+    """Erase a row's events; see `cdc erase`."""
+    from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
+
+    from lockstep.jobs.erasing import Erasing  # noqa: PLC0415 - as above
+
+    found = Erasing(config, table, key, with_topics=topics, with_mirrors=mirrors).run()
+    erasure = found.erasure
+    if as_json:
+        left = [
+            {"topic": topic, "partition": number, "first": first, "last": last}
+            for (topic, number), (first, last) in found.topics.items()
+        ]
+        described = found._asdict() | {"topics": left, "erasure": erasure and asdict(erasure)}
+        print_json(described)
+        return
+    if erasure is None:
+        echo("the archive has nothing of the row; what earlier erasures left is completed")
+    else:
+        echo(
+            f"{erasure.events:,} events ({erasure.records:,} records) of {erasure.table} erased,"
+            f" seq {erasure.first_seq} to {erasure.last_seq}"
+        )
+    for (topic, number), (_, last) in found.topics.items():
+        print_warning(f"{topic} [{number}] has records of it up to offset {last}, until retention")
+    if found.epoch is not None:
+        echo(f"the topics' records are deleted; epoch {found.epoch} has started")
+    for name, what in found.stores.items():
+        print_warning(f"{name}: {what}")
+    for name in found.unread:
+        print_warning(f"{name} is named by no version and can't be read: erase again in an hour")
+    next_step("`cdc prove` still passes, and shows how many events are erased")
 
 
 if __name__ == "__main__":

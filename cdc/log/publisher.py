@@ -21,7 +21,7 @@ from cdc.errors import ConfigError, InvariantError, UnavailableError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, thrown, translate, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Message
 
@@ -288,7 +288,7 @@ class BoundedPublisher(Publisher):
         self._wait_for_room("sending rows")
 
     def send(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: dict[str, bytes]
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes]
     ) -> None:
         """Hand over one record, to partition 0; wait while too many bytes are in flight."""
         self.begin()
@@ -299,7 +299,7 @@ class BoundedPublisher(Publisher):
             self._unacknowledged_bytes -= size
 
         with translated(f"producing to {topic}"):
-            self.producer.produce(topic, value, key, 0, on_delivery=taken, headers=headers)
+            self.producer.produce(topic, value, key, 0, on_delivery=taken, headers={**headers})
         self._unacknowledged_bytes += size
         self._wait_for_room("sending records")
 
