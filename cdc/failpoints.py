@@ -104,6 +104,8 @@ ERASE_NAMES: Final = (
     "erase_stated",  # the newest commit has the digests of that checkpoint
     "erase_forgotten",  # an old commit is deleted
 )
+# While a row is erased from topics.
+ERASE_TOPICS_NAMES: Final = ("erase_emptied",)  # its records are deleted, no new epoch has started
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cdc import failpoints
 from cdc.config.stores import follows
 from cdc.errors import ConfigError
 from cdc.log import follower_reports, names, topics
@@ -109,9 +110,11 @@ class Erasing:
         unread += erasing.delete_replaced(archive, places)
         left = self._left(places)
         epoch = None
-        if left and self._with_topics:
-            epoch = self._delete_records(archive, left)
-            left = self._left(places)
+        if self._with_topics:
+            if left:
+                self._delete_records(archive, left)
+                left = self._left(places)
+            epoch = self._acknowledged({topic for topic, *_ in places})
         rebuilt = self._rebuild_mirrors() if self._with_mirrors else set[str]()
         kept = {
             name: _HISTORY if _has_history(config, name) else _KEPT[_store(each)]
@@ -121,7 +124,11 @@ class Erasing:
         return Outcome(erasure, left, epoch, kept, unread)
 
     def _rebuild_mirrors(self) -> set[str]:
-        """Rebuild the table's Delta mirrors, and delete their older versions; return which."""
+        """Rebuild lakes with the table, and delete its older versions; return of which followers.
+
+        All of their tables: a lake of which one table was rebuilt is at no frontier until the
+        next batch.
+        """
         config, done = self._config, set[str]()
         schema, table = names.table_of(config.prefix, self._subject.topic)
         for name, each in config.followers.items():
@@ -131,7 +138,7 @@ class Erasing:
                 continue
             rebuild = rebuild_of(config, name)
             assert isinstance(rebuild, Rebuild), "a lake has generations"
-            rebuild.run(frozenset({names.table_name(config.prefix, self._subject.topic)}))
+            rebuild.run()
             rebuild.drop_old()
             with closing(stores.sink(config, name, each)) as sink:
                 assert isinstance(sink, DeltaSink), "it is one of Delta"
@@ -152,8 +159,8 @@ class Erasing:
                     found[place] = there.start, last
         return found
 
-    def _delete_records(self, archive: Archive, left: dict[Partition, tuple[int, int]]) -> int:
-        """Delete the topics' records up to the erased ones; return the new epoch."""
+    def _delete_records(self, archive: Archive, left: dict[Partition, tuple[int, int]]) -> None:
+        """Delete the topics' records up to the erased ones, once no follower needs them."""
         last = max(each.last_seq for each in erasing.erasures(self._config, archive))
         reports = follower_reports.read(self._config)
         for name in self._config.followers:
@@ -164,10 +171,22 @@ class Erasing:
                 )
         ends = {place: offset + 1 for place, (_, offset) in left.items()}
         topics.delete_records(topics.admin(self._config), ends)
+        failpoints.reach("erase_emptied")
+
+    def _acknowledged(self, emptied: set[str]) -> int | None:
+        """Start a new epoch if retention had promised what was deleted; return its number."""
         changed = acknowledge.survey(self._config)
-        if not changed.what:  # retention would have deleted them, too
-            return changed.identity.epoch
-        return acknowledge.acknowledge(self._config, changed)
+        others = [
+            what
+            for what in changed.what
+            if not what.startswith(tuple(f"topic {each}, " for each in emptied))
+        ]
+        if others:
+            raise ConfigError(
+                f"the row is erased, but the topics have changed otherwise, too: {others[0]}",
+                hint="`cdc topics acknowledge` shows all of it and starts a new epoch",
+            )
+        return acknowledge.acknowledge(self._config, changed) if changed.what else None
 
 
 def _has_history(config: Config, name: str) -> bool:

@@ -41,7 +41,7 @@ def erase(
     The topics have the events until their retention deletes them, or with --topics no longer: all
     records of the row's partitions up to its last event are deleted, once every follower has
     applied them, and a new epoch starts, as with `cdc topics acknowledge`. With --mirrors the
-    table's Delta mirrors are rebuilt, and what only their older versions have is deleted. What
+    Delta followers of the table are rebuilt, and its mirrors' older versions deleted. What
     other stores keep of deleted rows is printed. If it was killed, run it again. Asks first.
     """
     from cdc.cli.archive import need  # noqa: PLC0415 - not for --help

@@ -83,6 +83,7 @@ class _Proving:
         self._findings: list[str] = []
         self._cuts = self._events = self._records = self._erased = self._undigested = 0
         self._erased_events = 0
+        self._audits: list[bytes] = []  # audit records of erasures
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
@@ -110,7 +111,7 @@ class _Proving:
             if self._upto is not None and LSN.parse(record.lsn) >= self._upto:
                 return
         self._expect_end()
-        self._expect_audited(stored)
+        self._expect_audited()
 
     # -- Delta's log, and the files ----------------------------------------------------------------
 
@@ -134,10 +135,13 @@ class _Proving:
     # -- cuts --------------------------------------------------------------------------------------
 
     def _cut_records(self, stored: Stored) -> Iterator[tuple[CutRecord, bytes]]:
-        topic = archive_topic(self._config.prefix)
-        values = [value.as_py() for rows in stored.all_of(topic) for value in rows["value"]]
+        own, erased = archive_topic(self._config.prefix), erased_topic(self._config.prefix)
+        values: dict[str, list[bytes]] = {own: [], erased: []}
+        for topic, rows in stored.all_of(values):
+            values[topic] += rows["value"].to_pylist()
+        self._audits = values[erased]
         found = []
-        for value in values:
+        for value in values[own]:
             try:
                 found.append((layout.decode(value), value))
             except msgspec.MsgspecError:
@@ -260,15 +264,14 @@ class _Proving:
         if stated is not None and stated.number > number:
             self._findings.append(f"cuts {number + 1} to {stated.number} are missing")
 
-    def _expect_audited(self, stored: Stored) -> None:
+    def _expect_audited(self) -> None:
         """Check that the audit records of erasures count what is erased."""
-        topic, counted = erased_topic(self._config.prefix), 0
-        for rows in stored.all_of(topic):
-            for value in rows["value"].to_pylist():
-                try:
-                    counted += msgspec.json.decode(value, type=Erasure).records
-                except msgspec.MsgspecError:
-                    self._findings.append("an audit record of an erasure can't be read")
+        counted = 0
+        for value in self._audits:
+            try:
+                counted += msgspec.json.decode(value, type=Erasure).records
+            except msgspec.MsgspecError:
+                self._findings.append("an audit record of an erasure can't be read")
         if counted != self._erased:
             self._findings.append(
                 f"{self._erased} records are erased, where erasures state {counted}"

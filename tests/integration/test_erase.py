@@ -118,6 +118,18 @@ class Kept:
         for table in ("users", "quiet"):
             assert rows_of(self.archived, table) == source(self.archived, table)
 
+    def kill(self, failpoint: str, *given: str) -> None:
+        """Run the command until it kills itself."""
+        config = str(self.archived.pipeline.config_file)
+        killed = subprocess.run(
+            [sys.executable, str(files.job("archived")), "erase", "--config", config, *given],
+            env={**os.environ, "LOCKSTEP_FAILPOINT": failpoint},
+            capture_output=True,
+            timeout=_JOB_SECONDS,
+            check=False,
+        )
+        assert killed.returncode == -signal.SIGKILL, (failpoint, killed.stderr.decode())
+
     def follow(self) -> None:
         """Run the mirror's follower up to what was committed so far."""
         until = self.archived.log_reach()
@@ -171,8 +183,9 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     kept.archived.pipeline.start().wait_ready()
     kept.follow()
     kept.archived.pipeline.daemon.term()
+    kept.kill(failpoints.ERASE_TOPICS_NAMES[0], "--topics", "--", "public.users", f"new-{marker}")
     again = Erasing(kept.config, "public.users", f"new-{marker}", with_topics=True).run()
-    assert (again.erasure, again.topics) == (None, {})
+    assert (again.erasure, again.topics, again.epoch) == (None, {}, 2)
     assert kept.logged(marker) == set()
     # The pipeline, the archive and compactions continue.
     kept.archived.pipeline.start().wait_ready()
@@ -248,19 +261,10 @@ def _key(text: str) -> bytes:
 def test_an_erasure_killed_at_any_step_is_completed_by_the_next(
     kept: Kept, names: tuple[str, ...]
 ) -> None:
-    command = [sys.executable, str(files.job("archived")), "erase", "--config"]
     for number, failpoint in enumerate(names, 1):
         marker = uuid4().hex
         kept.lived(marker)
-        given = [str(kept.archived.pipeline.config_file), "--", "public.users", f"new-{marker}"]
-        killed = subprocess.run(
-            [*command, *given],
-            env={**os.environ, "LOCKSTEP_FAILPOINT": failpoint},
-            capture_output=True,
-            timeout=_JOB_SECONDS,
-            check=False,
-        )
-        assert killed.returncode == -signal.SIGKILL, (failpoint, killed.stderr.decode())
+        kept.kill(failpoint, "--", "public.users", f"new-{marker}")
         Erasing(kept.config, "public.users", f"new-{marker}").run()
         assert kept.holds(marker) == [], failpoint
         kept.expect_sound(5 * number)
