@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -10,7 +11,6 @@ from random import Random
 from threading import Event, Lock, Thread
 
 import psycopg
-import pytest
 import redis
 
 from cdc.events import LSN
@@ -24,6 +24,7 @@ from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_sqlite import SqliteStore
 from tests.integration.test_bootstrap import TABLES, Past, State, _plain
 
+STATES = int(os.environ.get("LOCKSTEP_PAST_STATES", "3"))
 _MOST_WRITES = 25  # between two states
 
 
@@ -102,15 +103,12 @@ class Workload:
         return frontier, found
 
 
-@pytest.mark.long("thirty states in four stores", sample=["3"])
-@pytest.mark.parametrize("many", [3, 30])
 def test_each_store_is_filled_with_the_state_of_a_random_lsn(
     pipeline: NewPipeline,
     redis_client: redis.Redis,
     redis_url: str,
     opensearch_url: str,
     tmp_path: Path,
-    many: int,
 ) -> None:
     """From base and archive alone: before, between and after bases; nothing is in the topics."""
     made = pipeline(
@@ -128,11 +126,11 @@ def test_each_store_is_filled_with_the_state_of_a_random_lsn(
     kept, seed = Past(Archived(made), tmp_path, redis_client), first_seed()
     workload, states = Workload(kept.archived, Random(seed)), list[tuple[LSN, State]]()
     with workload.running():
-        for number in range(many):
+        for number in range(STATES):
             least = workload.writes + Random(seed + number).randint(2, _MOST_WRITES)
             wait_until(partial(workload.has_written, least), "the workload is stalled")
             states.append(workload.state())
-            if number in {many // 3, 2 * many // 3}:
+            if number in {STATES // 3, 2 * STATES // 3}:
                 kept.archived.reach()
                 Compaction(made.config, None).run()
     kept.archived.reach()
