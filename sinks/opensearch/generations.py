@@ -123,7 +123,7 @@ def restore_aliases(records: FollowerRecords, indices: Indices) -> None:
     held = indices.shown(table.alias for table in tables)
     moves = []
     for table in tables:
-        # A commit moves the alias from one to the other, and may have died before it said so.
+        # A commit moves the alias from one to the other, and may have died before it recorded that.
         right = [index.name for index in (table.now, table.next) if index is not None]
         here = [name for name in held[table.alias] if name in right]
         if len(here) != 1 or len(held[table.alias]) != 1:

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 _USERS = "SELECT id, name FROM users ORDER BY id"
 
 
-def rebuild(followed: Followed, name: str, said: list[str]) -> InPlace | Rebuild:
+def rebuild(followed: Followed, name: str, reported: list[str]) -> InPlace | Rebuild:
     config = followed.config
-    builder = LogBuilder(config, name, lambda: followed.spark, said.append)
+    builder = LogBuilder(config, name, lambda: followed.spark, reported.append)
     sink = stores.sink(config, name, config.followers[name])
 
     def report(*given: Any) -> None:  # noqa: ANN401
         switching(config, name, *given)
 
     if isinstance(sink, Generations):
-        return Rebuild(sink, builder, said.append, report, 1)
+        return Rebuild(sink, builder, reported.append, report, 1)
     return InPlace(sink, builder, report, 1)
 
 
@@ -78,9 +78,9 @@ def test_no_store_is_emptied_for_a_log_with_wrong_counts_and_a_rebuild_reads_the
 
     made.start().wait_ready()
     for name in ("copy", "cache"):
-        said: list[str] = []
-        assert rebuild(followed, name, said).run().generation == 2
-        assert any("the rows are read again" in each for each in said)
+        reported: list[str] = []
+        assert rebuild(followed, name, reported).run().generation == 2
+        assert any("the rows are read again" in each for each in reported)
     made.database.execute("INSERT INTO users VALUES (100, 'last')")
     followed.follow("copy", "cache")
     assert file.query(_USERS) == [{"id": n, "name": "o"} for n in range(10, 31)] + [
