@@ -14,6 +14,7 @@ import psycopg
 import redis
 
 from cdc.events import LSN
+from cdc.operate.status import read_status
 from cdc.source.export import Export
 from lockstep.jobs.compacting.restoring import Restoring, start_of
 from lockstep.jobs.compacting.running import Compaction
@@ -134,6 +135,7 @@ def test_each_store_is_filled_with_the_state_of_a_random_lsn(
                 kept.archived.reach()
                 Compaction(made.config, None).run()
     kept.archived.reach()
+    assert not read_status(made.config).incomplete_topics
     made.daemon.term()
     kept.forget()
     assert any(rows["users"] for _, rows in states)
