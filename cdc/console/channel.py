@@ -106,6 +106,7 @@ class Channel:
         self.newest = newest.seq if newest else 0  # of the log, when it started
         self._seq, self._record = self._start.seq, self._start.record
         self._chunks = deque[Chunk]()
+        self._next = 0  # the number of the next chunk
         self._bytes = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -115,12 +116,6 @@ class Channel:
     def close(self) -> None:
         """Stop; the thread ends after its current read."""
         self._over.set()
-
-    @property
-    def low(self) -> int:
-        """The lowest seq after which everything is kept."""
-        with self._lock:
-            return self._chunks[0].low if self._chunks else self._seq
 
     @property
     def high(self) -> int:
@@ -152,14 +147,13 @@ class Channel:
             index = number - self._chunks[0].number
             if index < 0:
                 return None
-            found, size = [], 0
+            found: list[Chunk] = []
+            size = 0
             while index < len(self._chunks) and (not found or size < most):
                 found.append(self._chunks[index])
                 size += len(self._chunks[index].all)
                 index += 1
             return found
-
-    _next = 0
 
     def _run(self) -> None:
         while not self._over.is_set():

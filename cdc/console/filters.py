@@ -86,7 +86,7 @@ class Sent:
         """Return the key, and the rows that the change has, parsed once for all clients."""
         if self._rows is None:
             key = orjson.loads(self._key) if self._key else None
-            rows = [orjson.loads(each) for each in (self._event.after, self._event.before)]
+            rows = [msgspec.json.decode(each) for each in (self._event.after, self._event.before)]
             self._rows = key, [each for each in rows if each is not None]
         return self._rows
 

@@ -52,7 +52,8 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.scope is not None:
-            self.scope[CONNECTION] = self  # its task has not started yet
+            scope: Any = self.scope  # a TypedDict
+            scope[CONNECTION] = self  # its task has not started yet
         if self._is_answering():
             self._cancel()
         elif self._deadline is None:

@@ -18,7 +18,8 @@ from confluent_kafka import TopicPartition
 
 from cdc.console.channel import LAG_SECONDS
 from cdc.events import table_name
-from cdc.log import names, topics
+from cdc.log import names, table_cuts, topics
+from cdc.log.frontier_search import FrontierSearch
 from cdc.log.reader import read_partition
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -99,6 +100,34 @@ def test_each_change_is_sent_once_and_resumes_after_any_seq(
     assert [each.kind for each in again] == ["frontier"]
 
 
+def test_a_large_transaction_is_merged_from_its_partitions_in_parts(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = pipeline(_TABLE)
+    line.start().wait_ready()
+    line.database.execute(
+        "INSERT INTO t SELECT g FROM generate_series(1, 100) g",
+        "DELETE FROM t WHERE id < 50",
+        "INSERT INTO t SELECT g FROM generate_series(1, 3) g",
+    )
+    end = reached(line, 152)
+    monkeypatch.setattr(table_cuts, "MOST_CHANGES", 20)
+    topic = names.data_topic(line.config.prefix, "public", "t")
+    for seq in (0, 100, 149):
+        with closing(FrontierSearch(line.config)) as search:
+            start = table_cuts.start_at(search, seq)
+        assert start is not None
+        found: list[table_cuts.Cut] = []
+        with closing(table_cuts.TableCuts(line.config, topic, start)) as cuts:
+            while not found or found[-1].high < end:
+                found += cuts.read(1.0)
+        sizes = [len(each.changes) for each in found]
+        assert max(sizes) <= 20
+        assert [each.low for each in found[1:]] == [each.high for each in found[:-1]]
+        seqs = [change.seq for each in found for change in each.changes]
+        assert seqs == list(range(start.seq + 1, 153))
+
+
 def in_log(line: PipelineUnderTest) -> list[int]:
     """Return the seqs of the table's events, read from its topic."""
     topic = names.data_topic(line.config.prefix, "public", "t")
@@ -131,7 +160,7 @@ class Inserts(Writing):
 def test_nothing_is_lost_or_repeated_when_something_is_killed(
     killed: str, pipeline: NewPipeline, console: NewConsole
 ) -> None:
-    line = pipeline(_TABLE, log={"partitions": 3, "direct": "never"})
+    line = pipeline(_TABLE, log={"partitions": 3, "direct": "off"})
     line.start().wait_ready()
     shown = console(line)
     drawn = random.Random(killed)
