@@ -130,8 +130,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def parse(query: Iterable[tuple[str, str]], version: SchemaRecord) -> StreamFilter:
-    """Return the filter of a query, for a table; raise ConfigError, which repeats nothing of it."""
+def parse(query: Iterable[tuple[str, str]], version: SchemaRecord | None) -> StreamFilter:
+    """Return the filter of a query, for a table; raise ConfigError, which repeats nothing of it.
+
+    Without a version only operations can be chosen.
+    """
     ops: frozenset[str] = frozenset()
     key = None
     columns: dict[str, frozenset[str]] = {}
@@ -143,13 +146,16 @@ def parse(query: Iterable[tuple[str, str]], version: SchemaRecord) -> StreamFilt
             )
         if name == "op":
             ops |= _operations(value)
+        elif name != "key" and not name.startswith(_COLUMN):
+            if name not in _OTHERS:
+                raise ConfigError("the query has an unknown parameter", hint=_FORMS)
+        elif version is None:
+            raise ConfigError("the table has had no change yet", hint="filter by op alone")
         elif name == "key":
             key = _key(value, version)
-        elif name.startswith(_COLUMN):
+        else:
             column = _column(name.removeprefix(_COLUMN), version)
             columns[column] = columns.get(column, frozenset()) | {value}
-        elif name not in _OTHERS:
-            raise ConfigError("the query has an unknown parameter", hint=_FORMS)
     return StreamFilter(ops, key, tuple(columns.items()))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.console.channel import Channel
 from cdc.errors import GapError, UnavailableError
 from cdc.events import table_name
-from cdc.log import reader
+from cdc.log import names, reader
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.table_cuts import TableCuts, oldest_seq, start_at
 
@@ -42,10 +42,11 @@ class PastError(GapError):
 
 
 class Table(NamedTuple):
-    """A table of the log: its newest version, and how many partitions it has."""
+    """A table of the log; `version` is its newest, None before its first change."""
 
-    version: SchemaRecord
+    topic: str
     partitions: int
+    version: SchemaRecord | None = None
 
 
 class Hub:
@@ -73,7 +74,7 @@ class Hub:
 
     def followed(self, table: Table, loop: asyncio.AbstractEventLoop, *, earlier: bool) -> Followed:
         """Return the table's channel, opened if need be and kept for a client that will join."""
-        topic = table.version.topic
+        topic = table.topic
         with self._lock:
             self._close_unused()
             found = self._topics.get(topic)
@@ -154,7 +155,7 @@ class Backlog:
     """Reads one table's cuts for one client, up to where the channel has them."""
 
     def __init__(self, config: Config, table: Table, seq: int) -> None:
-        topic = table.version.topic
+        topic = table.topic
         with closing(FrontierSearch(config)) as search:
             numbers = [(topic, number) for number in range(table.partitions)]
             oldest = oldest_seq(config, search, numbers)
@@ -180,9 +181,14 @@ class Backlog:
 def _tables(config: Config) -> dict[str, Table]:
     resume = reader.read_resume(config)
     partitions = resume[0].partitions if resume else {}
-    found = {}
+    own = f"{config.prefix}.cdc."
+    found = {
+        names.table_name(config.prefix, topic): Table(topic, count)
+        for topic, count in partitions.items()
+        if not topic.startswith(own)
+    }
     for record in reader.read_schemas(config):  # oldest first
         if record.topic in partitions:
             name = table_name(record.schema, record.table)
-            found[name] = Table(record, partitions[record.topic])
+            found[name] = Table(record.topic, partitions[record.topic], record)
     return found

@@ -1,4 +1,4 @@
-"""`/stream/TABLE` on real servers: every change once, in order, whoever is killed."""
+"""`/stream/TABLE` on real servers: every change once, in order, whatever is killed."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ class Inserts(Writing):
             due = time.monotonic()
             while not self._over.wait(max(0.0, due - time.monotonic())):
                 due += self._pause
-                statement = "INSERT INTO t SELECT g, 'a note' FROM generate_series(%s, %s) g"
+                statement = (
+                    "INSERT INTO t SELECT g, 'a note' FROM generate_series(%s::int, %s::int) g"
+                )
                 connection.execute(statement, (self._rows, self._rows + 9))
                 connection.commit()
                 self._rows += 10
@@ -329,7 +331,6 @@ def test_no_client_of_many_loses_a_change_within_the_stated_lag(
     number: int,
     pipeline: NewPipeline,
     console: NewConsole,
-    record_property: Callable[[str, object], None],
 ) -> None:
     line = pipeline(_TABLE, source={"canary_seconds": 0})
     line.start().wait_ready()
@@ -342,7 +343,5 @@ def test_no_client_of_many_loses_a_change_within_the_stated_lag(
             while load.commits < 500:
                 crowd.read_for(0.5)
         end = line_rows(line)
-        wait_until(lambda: crowd.read_for(0.2) or crowd.lowest() >= end, "a client lags", pause=0)
-        record_property("worst_seconds", crowd.worst_seconds)
-        record_property("changes", end)
-        assert crowd.worst_seconds < LAG_SECONDS
+        wait_until(lambda: crowd.reaches(end), "a client lags", pause=0)
+        assert 0 < crowd.worst_seconds < LAG_SECONDS
