@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,11 @@ def test_nothing_is_lost_or_repeated_when_something_is_killed(
     seen: list[int] = []
     last = 0
     with Inserts(line.database.dsn, 400) as load:
-        for round_ in range(3):
+        for _ in range(3):
             assert shown.port is not None
             with closing(EventSource(shown.port, "public.t", last)) as source:
                 assert source.status == 200, source.refused
-                for event, _ in zip(source, range(drawn.randrange(50, 300)), strict=False):
+                for event in islice(source, drawn.randrange(50, 300)):
                     if event.id is not None:
                         last = event.id
                     if event.kind == "change":
@@ -186,11 +187,8 @@ def test_nothing_is_lost_or_repeated_when_something_is_killed(
                 line.daemon.kill()
                 # This one dies with batches that are acknowledged and not committed: they abort.
                 line.start("after_flush:5").wait_exit()
-                if round_ == 2:
-                    line.start().wait_ready()
+                line.start().wait_ready()
         wait_until(lambda: load.commits > 100, "nothing is written")
-    if killed == "daemon":
-        assert line.resume()[1].seq > 0
     end = reached(line, line_rows(line))
     seen += [each["seq"] for each in changes(read(shown, last, end))]
     assert seen == in_log(line)
