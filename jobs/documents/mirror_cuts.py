@@ -7,7 +7,8 @@ changes can't be computed: that is a gap, and the follower must be rebuilt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -31,11 +32,34 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Applied, Changes, StoreState, Version
 
 
+# A mirror that another one has replaced is noticed this much later.
+_REOPENED_SECONDS: Final = 5.0
+
+
 class MirrorCut(NamedTuple):
     """From a frontier of the mirror, or from nothing, to a later one."""
 
     before: delta_frontiers.FrontierRow | None
     after: delta_frontiers.FrontierRow
+
+
+class _Nothing(NamedTuple):
+    """A look at the mirror's frontiers that found nothing new."""
+
+    table: DeltaTable
+    version: int
+    asked: tuple[StoreState | None, LSN | None]
+    at: float  # monotonic
+
+    def still_holds(self, asked: tuple[StoreState | None, LSN | None]) -> bool:
+        """Return whether the same question has the same answer: no commit came since."""
+        if asked != self.asked or time.monotonic() > self.at + _REOPENED_SECONDS:
+            return False
+        try:
+            self.table.update_incremental()
+        except DeltaError:
+            return False  # opened again, it shows what is wrong
+        return self.table.version() == self.version
 
 
 class MirrorCuts:
@@ -60,6 +84,7 @@ class MirrorCuts:
         self._documents, self._mirror = follower.documents, follower.mirror
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
+        self._nothing: _Nothing | None = None
 
     def cut(self, state: StoreState | None, through: LSN | None = None) -> MirrorCut | None:
         """Return the cut from the store's frontier; None if there is nothing new.
@@ -68,6 +93,9 @@ class MirrorCuts:
         repeated to its own end, even if there are later frontiers: it may have written documents
         that no longer exist at a later frontier, and a longer cut would not see them at either end.
         """
+        asked = (state, through)
+        if self._nothing is not None and self._nothing.still_holds(asked):
+            return None
         table = self._frontiers()
         if table is None and state and state.applied.seq:
             raise UnavailableError(
@@ -87,6 +115,7 @@ class MirrorCuts:
         else:
             after = delta_frontiers.as_of(table, through, None)
         if after is None or (applied and not _is_later(after.applied, applied)):
+            self._nothing = _Nothing(table, table.version(), asked, time.monotonic())
             return None
         return MirrorCut(applied and self._at(table, applied), after)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from decimal import Decimal
@@ -20,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
-from cdc.errors import GapError, OvertakenError
+from cdc.errors import GapError, OvertakenError, UnavailableError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
@@ -33,6 +34,7 @@ from lockstep.sinks.contract import Applied, Change, Changes, Column, Generation
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.redis import sink as redis_sink
+from tests.fixtures.daemon import wait_until
 from tests.fixtures.servers import KafkaServer
 from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected
 
@@ -311,6 +313,34 @@ def test_a_column_is_added_to_every_document_and_removed_again(shop: Shop) -> No
     with pytest.raises(GapError, match="cdc rebuild cache"):
         other.follow()
     other.mirror.close()
+
+
+def test_a_look_that_finds_nothing_new_opens_no_table(shop: Shop) -> None:
+    """The next frontier is seen at once, and a mirror that is missing within seconds."""
+    shop.cut({"shop.people": {(1,): {"id": 1, "name": "x"}}})
+    shop.follow()
+
+    def cpu(follower: MirrorCuts) -> float:
+        began = time.process_time()
+        assert follower.cut(state) is None
+        return time.process_time() - began
+
+    with closing(shop.store()) as sink:
+        state = sink.open()
+        opening = min(cpu(MirrorCuts(shop.config, "cache", lambda _: {})) for _ in range(5))
+        assert shop.follower.cut(state) is None
+        assert 5 * min(cpu(shop.follower) for _ in range(5)) < opening
+        shop.cut({"shop.people": {(2,): {"id": 2, "name": "y"}}})
+        cut = shop.follower.cut(state)
+        assert cut is not None
+        assert cut.after.applied.seq == shop.seq
+    shop.follow()
+    with closing(shop.store()) as sink:
+        state = sink.open()
+        assert shop.follower.cut(state) is None
+        shutil.rmtree(shop.path)
+        with pytest.raises(UnavailableError, match="has no frontiers"):
+            wait_until(lambda: shop.follower.cut(state) is not None, "it is not missed")
 
 
 def test_documents_of_another_log_are_not_continued(
