@@ -107,6 +107,12 @@ def _between(rules: Rules, node: exp.Between) -> Value:
 
 def _in(rules: Rules, node: exp.In) -> Value:
     if query := node.args.get("query"):
+        if not _only_filters(node):
+            raise UnsupportedError(
+                "IN with a query where its NULL differs from false",
+                "write EXISTS, or NOT EXISTS; IN may be a condition of WHERE or HAVING, joined by"
+                " AND and OR, and NOT IN one that is joined by AND alone",
+            )
         found = rules.query(query)
         ((name, type_),) = found.columns.items()
         inner = Value(f"i.{quoted(name)}", type_)
@@ -115,6 +121,24 @@ def _in(rules: Rules, node: exp.In) -> Value:
     given = [rules.value(each) for each in (node.this, *node.expressions)]
     value, *among = compared(given, "IN", ordered=False)
     return Value(f"({value} IN ({', '.join(among)}))", BOOL)
+
+
+def _only_filters(node: exp.Expr) -> bool:
+    """Return whether a row is left out alike if a condition with a query is NULL or false.
+
+    Elsewhere Spark has false where Postgres has NULL: a join finds whether it is true.
+    """
+    negated = combined = either = False
+    at = node
+    while (parent := at.parent) is not None and not isinstance(parent, exp.Where | exp.Having):
+        if isinstance(parent, exp.Not) and not (negated or combined):
+            negated = True
+        elif isinstance(parent, exp.And | exp.Or):
+            combined, either = True, either or isinstance(parent, exp.Or)
+        elif not isinstance(parent, exp.Paren):
+            return False
+        at = parent
+    return parent is not None and not (negated and either)
 
 
 def _exists(rules: Rules, node: exp.Exists) -> Value:

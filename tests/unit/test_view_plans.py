@@ -111,6 +111,10 @@ def test_a_view_that_needs_a_complete_recompute_says_why(name: str) -> None:
         ("SELECT f AS id FROM odd", "a key of float8"),
         ("SELECT id, placed = 'yesterday' AS b FROM orders", "a literal of type timestamp"),
         ("SELECT o.id, state LIKE name AS b FROM orders o, products", "LIKE with a pattern"),
+        ("SELECT id, id IN (SELECT n FROM lines) AS b FROM orders", "IN with a query"),
+        ("SELECT id FROM orders WHERE id > 9 OR id NOT IN (SELECT n FROM lines)", "IN with"),
+        ("SELECT id FROM orders WHERE NOT (id > 9 OR id IN (SELECT n FROM lines))", "IN with"),
+        ("SELECT id FROM orders WHERE (id IN (SELECT n FROM lines)) IS NULL", "IN with a query"),
     ],
 )  # fmt: skip
 def test_what_could_differ_from_postgres_is_refused_by_name(sql: str, says: str) -> None:
@@ -118,6 +122,19 @@ def test_what_could_differ_from_postgres_is_refused_by_name(sql: str, says: str)
         _plan(sql)
     assert says in caught.value.what
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "id IN (SELECT n FROM lines)",
+        "id > 9 OR (id IN (SELECT n FROM lines) AND state = 'a')",
+        "NOT (id IN (SELECT n FROM lines)) AND id > 9",
+        "id NOT IN (SELECT n FROM lines)",
+    ],
+)
+def test_in_with_a_query_is_a_filter_where_null_is_as_good_as_false(where: str) -> None:
+    assert " IN (SELECT " in _plan(f"SELECT id FROM orders WHERE {where}").new
 
 
 @pytest.mark.parametrize(
