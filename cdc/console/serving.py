@@ -11,7 +11,7 @@ import resource
 import socket
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 LEAST_TOKEN: Final = 32
 _HEADER_SECONDS: Final = 10.0
 _CONNECTIONS: Final = 200 + MOST_STREAMS
+# Of them, how many may be without a request: with more the oldest is closed, so that clients who
+# send nothing keep nobody out.
+_MOST_WAITING: Final = 100
 # For files and the brokers' connections.
 _OTHER_FILES: Final = 600
 # The default of 5 ms lets a measurement delay answers: a request takes its turns with it.
@@ -41,13 +44,23 @@ _SWITCH_SECONDS: Final = 0.0005
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection whose request has not arrived within `_HEADER_SECONDS`."""
+    """Closes a connection whose request has not arrived within `_HEADER_SECONDS`.
 
+    Or earlier, if too many others wait for theirs, the first or the next one.
+    """
+
+    _waiting: ClassVar[dict[_Protocol, None]] = {}  # the oldest first
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as the base class
         super().connection_made(transport)
         self._deadline = self.loop.call_later(_HEADER_SECONDS, self._close_if_waiting)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._wait()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -55,11 +68,13 @@ class _Protocol(H11Protocol):
             scope: Any = self.scope  # a TypedDict
             scope[CONNECTION] = self  # its task has not started yet
         if self._is_answering():
+            self._waiting.pop(self, None)
             self._cancel()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(_HEADER_SECONDS, self._close_if_waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.pop(self, None)
         self._cancel()
         super().connection_lost(exc)
 
@@ -70,6 +85,13 @@ class _Protocol(H11Protocol):
         """
         self.flow.resume_writing()
         self.loop.call_later(seconds, self.transport.abort)
+
+    def _wait(self) -> None:
+        self._waiting[self] = None
+        if len(self._waiting) > _MOST_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.close()
 
     def _is_answering(self) -> bool:
         return bool(self.cycle) and not self.cycle.response_complete
