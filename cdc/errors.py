@@ -81,6 +81,10 @@ class GapError(CDCError):
     exit_code = Exit.CONFIG
 
 
+class MiscountedError(GapError):
+    """A topic does not hold the events that the frontiers count."""
+
+
 class PermissionDeniedError(CDCError):
     """Postgres or Kafka answers and refuses us."""
 

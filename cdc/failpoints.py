@@ -89,6 +89,23 @@ RESTORE_NAMES: Final = (
     "restore_written",  # one table is written
     "restore_committed",  # the store is at the archived frontier
 )
+# In a replay of the past, in the order a window passes them.
+REPLAY_NAMES: Final = (
+    "replay_sent",  # all of it is acknowledged, not committed
+    "replay_committed",
+)
+# While a row is erased from archive and bases, in their order.
+ERASE_NAMES: Final = (
+    "erase_file",  # a file is written again, no commit names it
+    "erase_committed",  # the archive has no bytes of it, replaced files and bases do
+    "erase_base",  # bases neither
+    "erase_deleted",  # a replaced file is deleted
+    "erase_checkpoint",  # Delta's log can be read without old commits
+    "erase_stated",  # the newest commit has the digests of that checkpoint
+    "erase_forgotten",  # an old commit is deleted
+)
+# While a row is erased from topics.
+ERASE_TOPICS_NAMES: Final = ("erase_emptied",)  # its records are deleted, no new epoch has started
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc.cli.options import as_json as json_option
-from cdc.cli.options import echo, next_step, print_json, with_config
+from cdc.cli.options import echo, next_step, print_json, print_warning, with_config
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.operate.readable import duration, size
@@ -32,8 +32,10 @@ def main() -> None:
 def status(config: Config, *, as_json: bool) -> None:
     """Show what the archive holds; see `cdc archive status`."""
     from lockstep.jobs.archiving.describing import describe  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.compacting import describing as bases  # noqa: PLC0415 - as above
 
     found = describe(config)
+    found["bases"] = bases.describe(config, found["seq"])
     if as_json:
         print_json(found)
         return
@@ -51,7 +53,18 @@ def status(config: Config, *, as_json: bool) -> None:
         f"price      {found['price_per_month']} a month, in a year"
         f" {found['price_per_month_in_a_year']}"
     )
+    echo(f"bases      {_bases(found['bases'])}")
     next_step("`cdc prove` checks it; `cdc doctor` shows how short Kafka may keep the log")
+
+
+def _bases(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none: `cdc archive compact` makes one"
+    at = datetime.fromtimestamp(found["committed_at_us"] / 1e6, UTC)
+    return (
+        f"{found['kept']}, {size(found['bytes'])}; the newest, {found['number']}, at"
+        f" {found['lsn']} ({at:%Y-%m-%d %H:%M:%S} UTC), {found['events_since']:,} events since"
+    )
 
 
 def _lag(found: dict[str, Any]) -> str:
@@ -82,7 +95,9 @@ def prove(
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
-    bases = bases_proving.prove(config, kept.chains) if kept and lsn is None else None
+    bases = None
+    if kept and lsn is None:
+        bases = bases_proving.prove(config, kept.chains, folds=not kept.findings)
     findings += [f"bases: {each}" for each in (bases.findings if bases else ())]
     if chain is not None and not any(each.anchored for each in (live, kept) if each):
         findings.append(f"no frontier up to there has the chain {chain}")
@@ -117,7 +132,7 @@ def _print_proof(
         echo(f"log        {since}, {live.events:,} events{_without(live.undigested)}")
         echo(f"           at {live.lsn}: chain {live.chain}")
     if kept is not None:
-        erased = f", {kept.erased:,} records erased" if kept.erased else ""
+        erased = f", {kept.erased_events:,} events erased" if kept.erased_events else ""
         echo(
             f"archive    seq 1 to {kept.seq}, {kept.events:,} events in {kept.cuts:,}"
             f" cuts{_without(kept.undigested)}{erased}"
@@ -195,6 +210,75 @@ def diff(config: Config, table: str, first: str, last: str, *, as_json: bool) ->
     if not many and not as_json:
         echo("no row differs")
     return Exit.OK if many else Exit.FAILED
+
+
+@main.command()
+@with_config
+@click.option("--from", "first", required=True)
+@click.option("--to", "last", required=True)
+@click.option("--into", required=True)
+@click.option("--table", "tables", multiple=True)
+@json_option
+def replay(
+    config: Config, first: str, last: str, into: str, tables: tuple[str, ...], *, as_json: bool
+) -> None:
+    """Publish a range of the past to a topic; see `cdc replay`."""
+    from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.replaying import Replay  # noqa: PLC0415 - as above
+
+    found = Replay(config, into, parse(first), parse(last), tables).run()
+    if as_json:
+        print_json(found._asdict())
+        return
+    if found.continued > found.first:
+        echo(f"{into} had this replay up to seq {found.continued}")
+    echo(f"{found.events:,} events published, seq {found.continued + 1} to {found.last}")
+    if found.erased:
+        echo(f"{found.erased:,} events of the range are erased")
+    next_step(f"read {into} from its beginning; delete the topic when it is no longer needed")
+
+
+@main.command()
+@with_config
+@click.argument("table")
+@click.argument("key")
+@click.option("--topics", is_flag=True)
+@click.option("--mirrors", is_flag=True)
+@json_option
+def erase(
+    config: Config, table: str, key: str, *, topics: bool, mirrors: bool, as_json: bool
+) -> None:
+    """Erase a row's events; see `cdc erase`."""
+    from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
+
+    from lockstep.jobs.erasing import Erasing  # noqa: PLC0415 - as above
+
+    found = Erasing(config, table, key, with_topics=topics, with_mirrors=mirrors).run()
+    erasure = found.erasure
+    if as_json:
+        left = [
+            {"topic": topic, "partition": number, "first": first, "last": last}
+            for (topic, number), (first, last) in found.topics.items()
+        ]
+        described = found._asdict() | {"topics": left, "erasure": erasure and asdict(erasure)}
+        print_json(described)
+        return
+    if erasure is None:
+        echo("the archive has nothing of the row; what earlier erasures left is completed")
+    else:
+        echo(
+            f"{erasure.events:,} events ({erasure.records:,} records) of {erasure.table} erased,"
+            f" seq {erasure.first_seq} to {erasure.last_seq}"
+        )
+    for (topic, number), (_, last) in found.topics.items():
+        print_warning(f"{topic} [{number}] has records of it up to offset {last}, until retention")
+    if found.epoch is not None:
+        echo(f"the topics' records are deleted; epoch {found.epoch} has started")
+    for name, what in found.stores.items():
+        print_warning(f"{name}: {what}")
+    for name in found.unread:
+        print_warning(f"{name} is named by no version and can't be read: erase again in an hour")
+    next_step("`cdc prove` still passes, and shows how many events are erased")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def main(
 ) -> None:
     """Rebuild a follower alongside its current generation; see `cdc rebuild`."""
     app.begin(config)
-    rebuild = _rebuild(config, follower)
+    rebuild = rebuild_of(config, follower)
     if drop_old:
         dropped = rebuild.drop_old()
         if as_json:
@@ -77,7 +77,8 @@ def _lsn(config: Config, place: str) -> LSN:
     return lsn_at(config, parse(place))
 
 
-def _rebuild(config: Config, name: str) -> Rebuild | InPlace:
+def rebuild_of(config: Config, name: str) -> Rebuild | InPlace:
+    """Return what rebuilds a follower."""
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - with Spark
     from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
     from lockstep.jobs.generations.in_place import InPlace  # noqa: PLC0415 - as above

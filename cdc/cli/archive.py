@@ -36,7 +36,7 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
     """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
 
-    _need("cdc archive run", config)
+    need("cdc archive run", config)
     given = [*(("--until", until) if until else ()), *(("--once",) if once else ())]
     become("archive", given + ["--json"] * as_json)
 
@@ -45,10 +45,14 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
 @with_config
 @as_json
 def status(config: Config, *, as_json: bool) -> None:
-    """Show up to where the log is archived, how large the archive is, and how fast it grows."""
+    """Show up to where the log is archived, how large the archive is, and how fast it grows.
+
+    Of its bases: how many are kept, how large they are, where the newest is, and how many events
+    were archived since.
+    """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
 
-    _need("cdc archive status", config)
+    need("cdc archive status", config)
     become("archived", ["--json"] * as_json, "status", spark=False)
 
 
@@ -66,11 +70,11 @@ def compact(config: Config, *, as_json: bool) -> None:
     """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
 
-    _need("cdc archive compact", config)
+    need("cdc archive compact", config)
     become("compact", ["--json"] * as_json)
 
 
-def _need(what: str, config: Config) -> None:
+def need(what: str, config: Config) -> None:
     """Raise ConfigError without an archive, MissingExtraError without its extra."""
     from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help
     from cdc.runtime import extras  # noqa: PLC0415 - as above

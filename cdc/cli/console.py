@@ -46,7 +46,7 @@ def console(config: Config, listen: str, token_file: Path | None, hosts: tuple[s
 
     Read-only, and a process of its own: it measures as `cdc status` does, in the background, reads
     the log as `cdc tail` does, and works while Postgres, Kafka or the daemon is down. Needs the
-    extra `console`. See docs/CONSOLE.md.
+    extra `console`. See docs/CONSOLE.md; for its streams of tables, docs/PUSH.md.
     """
     from cdc.runtime import extras  # noqa: PLC0415 - not for --help
 

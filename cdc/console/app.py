@@ -1,7 +1,8 @@
 """The console's pages and its API, all GET.
 
 `/api/status`, `/api/tables`, `/api/chart` answer with what was measured last; `/api/tail` is a
-stream of server-sent events; `/api/explain` runs `cdc history`. Everything of the pipeline is sent
+stream of server-sent events; `/api/explain` runs `cdc history`. `/stream/TABLE` is for programs
+(`stream`). Everything of the pipeline is sent
 as JSON, and the page puts it in place as text, so no name or value becomes markup.
 """
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.console.collector import Collector
     from cdc.console.feed import Feed
+    from cdc.console.stream import Streams
 
 # Each holds a connection, and costs a look at the feed four times a second.
 MOST_VIEWERS: Final = 40
@@ -57,6 +59,7 @@ def build(
     config_path: Path,
     collector: Collector,
     feed: Feed,
+    streams: Streams,
     hosts: Collection[str],
     token: str | None,
 ) -> ASGIApp:
@@ -69,6 +72,7 @@ def build(
         Route("/api/chart", console.chart),
         Route("/api/tail", console.tail),
         Route("/api/explain", console.explain),
+        Route("/stream/{table:path}", streams.endpoint),
     ]
     return Guard(Starlette(routes=routes), hosts, token)
 

@@ -36,7 +36,7 @@ HEADERS: Final = (
     (b"cache-control", b"no-store"),
 )
 # Requests that need the token: all that answer with anything of the pipeline.
-DATA: Final = "/api/"
+DATA: Final = ("/api/", "/stream/")
 # A browser sends a tenth of it.
 MOST_HEADER_BYTES: Final = 16_384
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})

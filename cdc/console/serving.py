@@ -7,6 +7,7 @@ connections in number, so that a client that sends slowly keeps nobody out for l
 from __future__ import annotations
 
 import ipaddress
+import resource
 import socket
 import sys
 from contextlib import suppress
@@ -19,6 +20,7 @@ from cdc.console.app import build
 from cdc.console.collector import Collector
 from cdc.console.feed import Feed
 from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES
+from cdc.console.stream import CONNECTION, MOST_STREAMS, Streams
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 # A token that nobody guesses; `openssl rand -hex 16` has as many characters.
 LEAST_TOKEN: Final = 32
 _HEADER_SECONDS: Final = 10.0
-_CONNECTIONS: Final = 200
+_CONNECTIONS: Final = 200 + MOST_STREAMS
+# For files and the brokers' connections.
+_OTHER_FILES: Final = 600
 # The default of 5 ms lets a measurement delay answers: a request takes its turns with it.
 _SWITCH_SECONDS: Final = 0.0005
 
@@ -47,6 +51,9 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.scope is not None:
+            scope: Any = self.scope  # a TypedDict
+            scope[CONNECTION] = self  # its task has not started yet
         if self._is_answering():
             self._cancel()
         elif self._deadline is None:
@@ -55,6 +62,14 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
         super().connection_lost(exc)
+
+    def close_after(self, seconds: float) -> None:
+        """Let everything be sent although the client reads nothing, and close at the latest then.
+
+        For the last event of a stream: what is waiting in the connection is limited already.
+        """
+        self.flow.resume_writing()
+        self.loop.call_later(seconds, self.transport.abort)
 
     def _is_answering(self) -> bool:
         return bool(self.cycle) and not self.cycle.response_complete
@@ -131,7 +146,8 @@ def serve(
     feed = Feed(config)
     feed.start()
     collector = Collector(config, feed)
-    app = build(config, config_path, collector, feed, {*LOOPBACK, host, *names}, token)
+    streams = Streams(config)
+    app = build(config, config_path, collector, feed, streams, {*LOOPBACK, host, *names}, token)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -148,6 +164,7 @@ def serve(
             timeout_graceful_shutdown=1,
         )
     )
+    _allow_files()
     sys.setswitchinterval(_SWITCH_SECONDS)
     started()
     try:
@@ -156,3 +173,13 @@ def serve(
     finally:
         collector.close()
         feed.close()
+        streams.close()
+
+
+def _allow_files() -> None:
+    """Raise the limit of open files to what the connections need, as far as it can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _CONNECTIONS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

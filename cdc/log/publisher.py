@@ -21,7 +21,7 @@ from cdc.errors import ConfigError, InvariantError, UnavailableError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, thrown, translate, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Message
 
@@ -286,6 +286,22 @@ class BoundedPublisher(Publisher):
         for partition in partitions:
             self._hand_over(partition, taken)
         self._wait_for_room("sending rows")
+
+    def send(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes]
+    ) -> None:
+        """Hand over one record, to partition 0; wait while too many bytes are in flight."""
+        self.begin()
+        size, delivered = len(key or b"") + len(value or b""), self._delivered
+
+        def taken(error: KafkaError | None, message: Message) -> None:
+            delivered(error, message)
+            self._unacknowledged_bytes -= size
+
+        with translated(f"producing to {topic}"):
+            self.producer.produce(topic, value, key, 0, on_delivery=taken, headers={**headers})
+        self._unacknowledged_bytes += size
+        self._wait_for_room("sending records")
 
 
 def fence(config: Config, names: Sequence[int | str] = WRITERS) -> Publisher:

@@ -9,7 +9,9 @@ seconds. What each comparison finds is decided in `cdc.log.expected`.
 A problem must be found twice, a moment apart: a broker that has just become a leader may not know
 everything yet. A broker that does not answer proves nothing and is asked again later.
 
-It also measures how long the oldest open transaction in one of our topics has held back
+It also asks for the topics' cleanup.policy: another one than expected deletes events silently.
+
+And it measures how long the oldest open transaction in one of our topics has held back
 read_committed readers. A transaction of ours lasts seconds, so a longer one is from another
 producer, or hangs.
 """
@@ -28,6 +30,7 @@ from cdc.errors import CDCError, FencedError, GapError, UnavailableError
 from cdc.log import names, reader, topics, trace
 from cdc.log.expected import START_OVER, Expected, same_seq, verify
 from cdc.log.offsets import Observed, Question, Span
+from cdc.log.policies import Policies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +69,7 @@ class Gauges(Protocol):
     """Where the monitor reports what it measures."""
 
     held_seconds: float
+    wrong_policies: dict[str, str]  # cleanup.policy by topic
 
 
 class TopicMonitor:
@@ -79,13 +83,16 @@ class TopicMonitor:
         reports = names.followers_topic(config.prefix)
         own = [each for each in topics.internal_topics(config) if each.name != reports]
         self._own = {each.name: 1 for each in own}
-        self._compacted = {t.name for t in own if t.config["cleanup.policy"] == "compact"}
+        policies = {each.name: each.config["cleanup.policy"] for each in own}
+        self._compacted = {name for name, policy in policies.items() if policy == "compact"}
+        self._policies = Policies(policies)
         optional = (names.messages_topic, names.dead_topic, names.snapshot_topic)
         self._expected = Expected(optional=frozenset(name(config.prefix) for name in optional))
         self._question: Question | None = None
         self._suspect = ""
         self._due_at = 0.0
         self._next = self._asked = 0
+        self._gauges = gauges
         self._held = _HeldReaders(config, gauges)
 
     def start(self, identity: ResumeIdentity, position: ResumePosition) -> None:
@@ -111,6 +118,10 @@ class TopicMonitor:
 
         `frontiers` have the partitions' ends as brokers reported them to this session's producers.
         """
+        if self._policies.is_waiting():
+            return
+        if self._gauges is not None:
+            self._gauges.wrong_policies = self._policies.wrong
         if self._question is None:
             if time.monotonic() >= self._due_at:
                 # Before asking: what is acknowledged while the question is in flight is not in it.
@@ -124,6 +135,7 @@ class TopicMonitor:
                 self._replace_admin()
             again = self._check(observed) or bool(silent or observed.unanswered)
             self._due_at = time.monotonic() + (_AGAIN_SECONDS if again else CHECK_SECONDS)
+            self._policies.ask(self._admin, observed.topics)
 
     def examine(self, identity: ResumeIdentity, position: ResumePosition) -> Examined:
         """Return all current problems. Blocks. Raises UnavailableError if brokers don't answer.

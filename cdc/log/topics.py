@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.errors import ConfigError, UnavailableError
@@ -17,9 +17,10 @@ from cdc.log import names
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.config import Config
+    from cdc.log.partitions import Partition
 
 Admin = AdminClient
 T = TypeVar("T")
@@ -216,6 +217,23 @@ def delete(client: AdminClient, topics: Sequence[str]) -> None:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise translate(error.args[0], f"deleting topic {name}") from error
         _shown(client, piece, created=False)  # so that they can be created again
+
+
+def delete_records(client: AdminClient, ends: Mapping[Partition, int]) -> None:
+    """Delete the records of partitions before these offsets; those of deleted ones are no error.
+
+    Kafka keeps them on disk, unreadable, until no later record is in their segment.
+    """
+    wanted = [TopicPartition(*place, end) for place, end in ends.items()]
+    for part in pieces(wanted, PIECE):
+        futures = client.delete_records(part, request_timeout=_CHANGE_SECONDS)
+        for place, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.OFFSET_OUT_OF_RANGE:
+                    continue  # its beginning is after them already
+                raise translate(error.args[0], f"deleting records of {place.topic}") from error
 
 
 def existing(client: AdminClient, prefix: str) -> dict[str, int]:

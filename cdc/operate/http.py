@@ -127,6 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
                 ],
                 "followers": [each.fields() for each in self.server.metrics.followers()],
                 "verdict": found and found.fields(),
+                "wrong_policies": self.server.metrics.wrong_policies,
                 "refused_messages": self.server.metrics.refusals.fields(),
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")

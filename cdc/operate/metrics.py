@@ -106,6 +106,7 @@ class Metrics(Collector):
         self.seq = 0
         self.lag_seconds = 0.0
         self.held_seconds = 0.0
+        self.wrong_policies: dict[str, str] = {}  # cleanup.policy by topic, where another is meant
         self.unknown_type_columns = 0
         self.pending_events = 0
         self.pending_bytes = 0

@@ -66,6 +66,7 @@ class DaemonReport(NamedTuple):
     failing_seconds: float | None = None  # since the first of them
     error: str = ""  # of the last
     warnings: tuple[str, ...] = ()
+    wrong_policies: tuple[tuple[str, str], ...] = ()  # topics with another cleanup.policy
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -79,6 +80,7 @@ class DaemonReport(NamedTuple):
             failing_seconds=body.get("failing_seconds"),
             error=str(body.get("error") or ""),
             warnings=tuple(body.get("warnings") or ()),
+            wrong_policies=tuple(sorted((body.get("wrong_policies") or {}).items())),
         )
 
 
@@ -185,6 +187,13 @@ def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
             f" publishing anything: {daemon.error}"
         )
         yield Cause(level, "daemon", what, "see its log for the first of these errors", since)
+    if daemon.wrong_policies:
+        them = listed([f"{policy} for {topic}" for topic, policy in daemon.wrong_policies])
+        what = f"cleanup.policy is {them}: Kafka may delete events that followers need"
+        remedy = (
+            "`cdc doctor` has the command that sets it back; then `cdc prove` finds what is lost"
+        )
+        yield _failed("topic", what, remedy)
     for warning in daemon.warnings:
         yield Cause(Level.DEGRADED, "source", warning, "`cdc doctor` names the remedy")
 

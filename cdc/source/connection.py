@@ -234,6 +234,16 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
             " bytes; nothing was confirmed, so nothing is lost"
         ),
     ),
+    (
+        ("22P05",),
+        ConfigError,
+        (
+            "a row, or a logical message's prefix, has a text without a form in UTF-8, so Postgres"
+            " can send neither it nor what came later: correct the rows, then start over with a new"
+            " slot (docs/OPERATIONS.md); docs/SECURITY.md says how to keep roles from writing such"
+            " texts"
+        ),
+    ),
     (("",), ConfigError, "`cdc doctor` compares server and configuration"),
 )
 

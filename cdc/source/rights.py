@@ -43,6 +43,7 @@ class Rights(NamedTuple):
     emit_is_public: bool
     signal_writers: list[str]
     key_readers: dict[str, list[str]]  # by table
+    encoding: str = "UTF8"  # the database's
 
 
 class DsnFacts(NamedTuple):
@@ -74,6 +75,7 @@ def read(connection: Connection) -> Rights:
         emit_is_public=bool(emit and emit[0]),
         signal_writers=[quoted_role(row[1]) for row in writers],
         key_readers=by_table,
+        encoding=connection.info.parameter_status("server_encoding") or "",
     )
 
 

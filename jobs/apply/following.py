@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
-from cdc.errors import GapError
+from cdc.errors import GapError, MiscountedError
 from cdc.log import names
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
@@ -271,13 +271,13 @@ class Batches:
             self.event_bytes = 0.5 * (self.event_bytes + seen)
 
 
-def miscounted(cut: Cut, part: CutPart, found: int) -> GapError:
+def miscounted(cut: Cut, part: CutPart, found: int) -> MiscountedError:
     """Return the error for a partition whose count differs."""
-    return GapError(
+    return MiscountedError(
         f"{part.topic} [{part.partition}] holds {found} events from offset {part.start} to"
         f" {part.end - 1}, where the frontiers of seq {cut.above + 1} to {cut.seq} count"
         f" {part.events}",
-        hint="records are lost or duplicated: the topic was emptied or recreated, truncated by an"
-        " unclean election, or was not followed before"
+        hint="records are lost or duplicated: the topic was compacted, emptied or recreated,"
+        " truncated by an unclean election, or was not followed before"
         + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
     )

@@ -344,7 +344,7 @@ def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
     """Return a gap with its cut and the repair command; return any other error unchanged."""
     if not isinstance(error, GapError):
         return error
-    return GapError(
+    return type(error)(
         f"{error.what} ({cut})",
         hint=f"{error.hint}. Nothing of it was written. `cdc rebuild {name}` builds the follower"
         " again, from the log or a snapshot",

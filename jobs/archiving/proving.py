@@ -5,7 +5,8 @@ SHA-256, each cut's Merkle roots and the digests of the partitions from its reco
 chains: of the cut records and of the log's frontiers. Nothing but the storage is needed.
 
 A record that was erased has its leaf instead of its salt: the Merkle root closes with it. The
-digests of its partition can't be recomputed then; they were when it was archived.
+digests of its partition can't be recomputed then; they were when it was archived. How many records
+are erased is compared with the audit records of erasures.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+import pyarrow.compute as pc
 
 from cdc.errors import CDCError, ConfigError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.verify.digests import CutCheck, FrontierChain
 from lockstep.jobs.archiving import layout, merkle
-from lockstep.jobs.archiving.rows import archive_topic
+from lockstep.jobs.archiving.erasing import Erasure
+from lockstep.jobs.archiving.rows import archive_topic, erased_topic
 from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered
 from lockstep.jobs.archiving.table import CHECKPOINT, HINT, check_commits, stated_checkpoint
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
+_IS_ERASED_EVENT: Final = pc.field("leaf").is_valid() & pc.field("op").is_valid()
 # Cuts whose chains are kept, for the comparison with the topics.
 _CHAINS: Final = 100_000
 
@@ -47,7 +51,8 @@ class Proof(NamedTuple):
     cuts: int
     events: int
     records: int
-    erased: int
+    erased: int  # records
+    erased_events: int
     undigested: int  # events of frontiers without digests, proved by the Merkle roots alone
     seq: int
     lsn: str
@@ -77,6 +82,8 @@ class _Proving:
         self._config, self._archive, self._upto, self._anchor = config, archive, upto, anchor
         self._findings: list[str] = []
         self._cuts = self._events = self._records = self._erased = self._undigested = 0
+        self._erased_events = 0
+        self._audits: list[bytes] = []  # audit records of erasures
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
@@ -87,7 +94,8 @@ class _Proving:
     def proof(self) -> Proof:
         last = self._last
         return Proof(
-            self._cuts, self._events, self._records, self._erased, self._undigested,
+            self._cuts, self._events, self._records, self._erased, self._erased_events,
+            self._undigested,
             last.seq if last else 0, str(last.lsn) if last else "0/0", last.chain if last else "",
             self._digest, tuple(self._findings), self._anchored, self._chains,
         )  # fmt: skip
@@ -103,6 +111,7 @@ class _Proving:
             if self._upto is not None and LSN.parse(record.lsn) >= self._upto:
                 return
         self._expect_end()
+        self._expect_audited()
 
     # -- Delta's log, and the files ----------------------------------------------------------------
 
@@ -126,10 +135,13 @@ class _Proving:
     # -- cuts --------------------------------------------------------------------------------------
 
     def _cut_records(self, stored: Stored) -> Iterator[tuple[CutRecord, bytes]]:
-        topic = archive_topic(self._config.prefix)
-        values = [value.as_py() for rows in stored.all_of(topic) for value in rows["value"]]
+        own, erased = archive_topic(self._config.prefix), erased_topic(self._config.prefix)
+        values: dict[str, list[bytes]] = {own: [], erased: []}
+        for topic, rows in stored.all_of(values):
+            values[topic] += rows["value"].to_pylist()
+        self._audits = values[erased]
         found = []
-        for value in values:
+        for value in values[own]:
             try:
                 found.append((layout.decode(value), value))
             except msgspec.MsgspecError:
@@ -203,6 +215,7 @@ class _Proving:
             columns: dict[str, list[Any]] = rows.select(
                 ["offset", "key", "value", "salt", "leaf"]
             ).to_pydict()
+            self._erased_events += rows.filter(_IS_ERASED_EVENT).num_rows
             for offset, key, value, salt, leaf in zip(*columns.values(), strict=True):
                 erased += leaf is not None
                 tree.add(leaf if leaf is not None else merkle.leaf(salt, offset, key, value))
@@ -250,6 +263,19 @@ class _Proving:
         number = self._newest.number if self._newest else 0
         if stated is not None and stated.number > number:
             self._findings.append(f"cuts {number + 1} to {stated.number} are missing")
+
+    def _expect_audited(self) -> None:
+        """Check that the audit records of erasures count what is erased."""
+        counted = 0
+        for value in self._audits:
+            try:
+                counted += msgspec.json.decode(value, type=Erasure).records
+            except msgspec.MsgspecError:
+                self._findings.append("an audit record of an erasure can't be read")
+        if counted != self._erased:
+            self._findings.append(
+                f"{self._erased} records are erased, where erasures state {counted}"
+            )
 
     def _say(self, record: CutRecord, what: str) -> None:
         cut = f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"

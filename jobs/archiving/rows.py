@@ -19,7 +19,7 @@ from lockstep.jobs.archiving import layout, merkle
 from lockstep.jobs.cuts.reduce import lsn_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # What a batch from a task holds at most.
 _SALT: Final = merkle.SALT_BYTES
@@ -147,8 +147,23 @@ def of_cut_record(prefix: str, record: layout.CutRecord) -> pa.RecordBatch:
         "committed_at": [record.committed_at_us],
         "value": [layout.encode(record)],
     }
+    return _row(columns)
+
+
+def of_erasure(prefix: str, cut: int, number: int, value: bytes) -> pa.RecordBatch:
+    """Return the row of an erasure's audit record, which counts them from 0."""
+    place = {"cut": [cut], "topic": [erased_topic(prefix)], "partition": [0], "offset": [number]}
+    return _row(place | {"value": [value]})
+
+
+def _row(columns: Mapping[str, object]) -> pa.RecordBatch:
     empty = {name: [None] for name in layout.SCHEMA.names}
-    return pa.RecordBatch.from_pydict(empty | columns, schema=layout.SCHEMA)
+    return pa.RecordBatch.from_pydict({**empty, **columns}, schema=layout.SCHEMA)
+
+
+def erased_topic(prefix: str) -> str:
+    """Return the name under which audit records of erasures are rows; no such topic exists."""
+    return f"{prefix}.cdc.erased"
 
 
 def archive_topic(prefix: str) -> str:

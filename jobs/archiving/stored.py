@@ -21,7 +21,7 @@ from lockstep.jobs.archiving import layout
 from lockstep.jobs.archiving.writing import SHA256
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from lockstep.sinks.delta.actions import Files
 
@@ -101,15 +101,15 @@ class Stored:
         found.sort(key=lambda rows: rows["offset"][0].as_py())
         yield from found
 
-    def all_of(self, topic: str) -> Iterator[pa.Table]:
-        """Yield the rows of a topic, file by file."""
+    def all_of(self, topics: Collection[str]) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of some topics, each with its topic, file by file."""
         places = {each.path: each for many in self._by_cut.values() for each in many}
         for place in (*places.values(), *self._of_many):
-            if place.may_have(topic):
+            if any(map(place.may_have, topics)):
                 table, index = self._load(place)
                 for (_, name, _), slot in index.items():
-                    if name == topic:
-                        yield table.slice(*slot)
+                    if name in topics:
+                        yield name, table.slice(*slot)
 
     def _load(self, place: Place) -> tuple[pa.Table, dict[Key, tuple[int, int]]]:
         found = self._loaded.pop(place.path, None)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from deltalake import DeltaTable
 from pyarrow.fs import FileSelector
 
+from cdc import failpoints
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.jobs.archiving import layout
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
@@ -26,7 +27,7 @@ from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.layout import facts, metadata, struct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from lockstep.jobs.archiving.layout import Position
@@ -159,6 +160,25 @@ class ChainedTable:
         for path in old:
             files.delete_file(path)
         return len(old)
+
+    def forget_versions(self, commit: Callable[[], None]) -> None:
+        """Delete the versions before the loaded one from Delta's log; files stay.
+
+        `commit` makes the next version, which has the digests of the new checkpoint. Old
+        commits are deleted from the oldest on: so at each step the log is complete.
+        """
+        version, files = self.table.version(), log.files(self.table)
+        with lake.translated(self.path):
+            self.table.create_checkpoint()
+        self._checkpoint = None
+        failpoints.reach("erase_checkpoint")
+        commit()
+        failpoints.reach("erase_stated")
+        for name in self.files.names(_LOG):
+            is_old = _COMMIT.fullmatch(name) or CHECKPOINT.match(name)
+            if is_old and int(name[:20]) < version:
+                files.delete_file(f"{_LOG}/{name}")
+                failpoints.reach("erase_forgotten")
 
     def removed_since(self, oldest: datetime) -> set[str]:
         """Return the files that commits since then have removed."""

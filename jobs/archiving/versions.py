@@ -84,16 +84,16 @@ def history(config: Config, table: str, key: str) -> list[Version]:
     archive = opened(config) if config.archive.path else None
     if archive is not None and not archive.find():
         archive = None
-    searches: list[_InArchive | _InTopics] = [_InArchive(config, archive)] if archive else []
+    searches: list[InArchive | InTopics] = [InArchive(config, archive)] if archive else []
     position = archive.position().applied if archive else Applied.beginning(config.pipeline, 1)
-    searches.append(_InTopics(config, position))
+    searches.append(InTopics(config, position))
     with closing(searches[-1]):  # type: ignore[type-var]
-        keys = _keys(table, key, [each for search in searches for each in search.schemas()])
-        topic = _topic(config, table)
+        keys = log_keys(table, key, [each for search in searches for each in search.schemas()])
+        topic = topic_of(config, table)
         return list(_versions(searches, topic, keys))
 
 
-def _topic(config: Config, table: str) -> str:
+def topic_of(config: Config, table: str) -> str:
     schema, name = one_table(table)
     return names.data_topic(config.prefix, schema, name)
 
@@ -112,7 +112,7 @@ def one_table(table: str) -> tuple[str, str]:
     return found
 
 
-def _keys(table: str, text: str, versions: Iterable[SchemaRecord]) -> set[bytes]:
+def log_keys(table: str, text: str, versions: Iterable[SchemaRecord]) -> set[bytes]:
     """Return the forms that the key may have in the log, of any version of the table."""
     wanted = one_table(table)
     columns = {each.key for each in versions if (each.schema, each.table) == wanted} - {()}
@@ -143,7 +143,7 @@ def _keys(table: str, text: str, versions: Iterable[SchemaRecord]) -> set[bytes]
 
 
 def _versions(
-    searches: list[_InArchive | _InTopics], topic: str, keys: set[bytes]
+    searches: list[InArchive | InTopics], topic: str, keys: set[bytes]
 ) -> Iterator[Version]:
     known: dict[str, Any] | None = None
     seen = 0
@@ -190,7 +190,7 @@ def _filled(
     return {name: value for name, value in after.items() if name not in unknown}, unknown
 
 
-class _InArchive:
+class InArchive:
     """Searches the archive."""
 
     name = "archive"
@@ -232,7 +232,7 @@ class _InArchive:
         return _authors(rows)
 
 
-class _InTopics:
+class InTopics:
     """Searches the topics, from where the archive ends."""
 
     name = "topic"

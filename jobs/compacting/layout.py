@@ -123,5 +123,14 @@ def total(counts: Iterable[TableCount]) -> tuple[TableCount, ...]:
     return tuple(found[topic] for topic in sorted(found))
 
 
+def without(counts: Iterable[TableCount], removed: Iterable[TableCount]) -> tuple[TableCount, ...]:
+    """Return what tables hold once these parts of them are removed."""
+    opposite = (
+        TableCount(each.topic, -each.rows, -each.deletes, _hex(-int(each.digest, 16)))
+        for each in removed
+    )
+    return total([*counts, *opposite])
+
+
 def _hex(number: int) -> str:
     return f"{number % _MODULUS:064x}"

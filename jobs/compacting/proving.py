@@ -44,10 +44,13 @@ class BasesProof(NamedTuple):
     findings: tuple[str, ...]
 
 
-def prove(config: Config, chains: Mapping[tuple[LSN, int], str]) -> BasesProof | None:
+def prove(
+    config: Config, chains: Mapping[tuple[LSN, int], str], *, folds: bool = True
+) -> BasesProof | None:
     """Check the bases that the policy keeps; None if there are none.
 
-    `chains` are those of the archive's frontiers, as far as they are known.
+    `chains` are those of the archive's frontiers, as far as they are known. Without `folds` the
+    newest base is not made again: an altered archive can't be folded.
     """
     bases = bases_of(config)
     if not bases.files.names("_delta_log"):
@@ -67,7 +70,7 @@ def prove(config: Config, chains: Mapping[tuple[LSN, int], str]) -> BasesProof |
         if number + 1 < len(kept) and record.previous != layout.digest(kept[number + 1]):
             findings.append(f"{_name(record)} does not continue the base before it")
         findings += _contents(config, bases, record, sound)
-    if kept and not findings:
+    if kept and folds and not findings:
         findings += _folded(config, kept[0])
     newest = kept[0] if kept else None
     return BasesProof(

@@ -114,7 +114,8 @@ class Tables:
         """What selects the archive's events after the base, up to the frontier."""
         first, last = self.past.cuts
         seqs = f"seq > {self.past.above} AND seq <= {self.past.seq}"
-        return f"op IS NOT NULL AND cut > {first} AND cut <= {last} AND {seqs}"
+        there = "op IS NOT NULL AND leaf IS NULL"  # not erased
+        return f"{there} AND cut > {first} AND cut <= {last} AND {seqs}"
 
 
 def of_keys(topic: str, size: int) -> Iterator[Slice]:

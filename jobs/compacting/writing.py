@@ -38,12 +38,13 @@ def written(
         rows = newest_rows(past, tables, older, part)
         counts += layout.counted(rows)
         if len(rows):
-            actions.append(_file(files, rows))
+            actions.append(write_file(files, rows))
             failpoints.reach("compact_file")
     return counts, actions
 
 
-def _file(files: Files, rows: pa.Table) -> Action:
+def write_file(files: Files, rows: pa.Table) -> Action:
+    """Write one file of a base; return the action that adds it."""
     action = write(files, rows, schema=layout.SCHEMA)
     topics = sorted(pc.unique(rows["topic"]).to_pylist())
     action["add"]["tags"][_TOPICS] = json.dumps(topics)

@@ -8,41 +8,30 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from cdc.errors import ConfigError, GapError
 from cdc.events import LSN
-from cdc.log import names, reader, records
-from cdc.log.partitions import Range
-from cdc.log.ranges import RangeReader
+from cdc.log import reader
+from cdc.log.frontier_search import FrontierSearch, Placed, starts_at_zero
 from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
-    from cdc.log.records import FrontierRecord
 
 BEGINNING: Final = "beginning"
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 FORMS: Final = f"a seq, an LSN (0/16E9088), a time with its zone, {BEGINNING}, {EARLIEST}, {LATEST}"
-# Below so many offsets the records are read instead of halving on.
-_FEW: Final = 64
 # How many offsets are read at once when searching backwards for the ends of partitions.
 _BACK: Final = 20_000
 
 
 # A seq, an LSN, a time, or one of the words.
 Position: TypeAlias = "str | int | LSN | datetime"
-
-
-class Placed(NamedTuple):
-    """A frontier record, and its offset."""
-
-    record: FrontierRecord
-    offset: int
 
 
 def parse(text: str) -> Position:
@@ -63,18 +52,8 @@ def parse(text: str) -> Position:
     raise ConfigError(f"{text!r} names no position in the log", hint=f"give {FORMS}")
 
 
-class Frontiers:
-    """Searches the frontier topic of a pipeline, up to its end at the time of creation."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._topic = names.frontier_topic(config.prefix)
-        self._reader = RangeReader(config)
-        place = (self._topic, 0)
-        self.first, self.end = self._reader.confirmed([place])[place]
-
-    def close(self) -> None:
-        self._reader.close()
+class Frontiers(FrontierSearch):
+    """Finds frontiers, up to the topic's end at the time of creation."""
 
     def find(self, wanted: Position) -> Applied:
         """Return the newest frontier not above a position, with the end of every partition at it.
@@ -87,8 +66,8 @@ class Frontiers:
         if wanted == BEGINNING or (is_seq and wanted == 0):
             return self._beginning()
         if wanted == EARLIEST:
-            placed = self._at_or_after(self.first)
-            if placed is None or self._starts_at_zero(placed.record):
+            placed = self.at_or_after(self.first)
+            if placed is None or starts_at_zero(placed.record):
                 return Applied.beginning(self._config.pipeline, 1)
         else:
             placed = self.newest(None if wanted == LATEST else wanted)
@@ -97,8 +76,8 @@ class Frontiers:
         return self.at(placed)
 
     def _beginning(self) -> Applied:
-        first = self._at_or_after(self.first)
-        if first is not None and not self._starts_at_zero(first.record):
+        first = self.at_or_after(self.first)
+        if first is not None and not starts_at_zero(first.record):
             raise GapError(
                 f"{self._topic} begins at {first.record.lsn}, seq {first.record.seq}: retention has"
                 " deleted what was before",
@@ -106,13 +85,9 @@ class Frontiers:
             )
         return Applied.beginning(self._config.pipeline, 1)
 
-    @staticmethod
-    def _starts_at_zero(record: FrontierRecord) -> bool:
-        return record.seq == record.holes + sum(events for *_, events in record.partitions)
-
     def _missing(self, wanted: object, below: Placed | None) -> ConfigError | GapError:
         text = wanted.isoformat() if isinstance(wanted, datetime) else str(wanted)
-        first = self._at_or_after(self.first)
+        first = self.at_or_after(self.first)
         if first is None:
             return ConfigError("the log has no frontier yet", hint="`cdc run` writes the first")
         if below is not None:
@@ -126,53 +101,9 @@ class Frontiers:
             hint=f"retention has deleted what was before: name a later one, or {EARLIEST}",
         )
 
-    # -- the search --------------------------------------------------------------------------------
-
-    def _read(self, start: int, end: int) -> Iterator[Placed]:
-        for _, messages in self._reader.pieces({(self._topic, 0): Range(start, end)}):
-            for message in messages:
-                value = message.value() or b""
-                record = records.decode(records.FrontierRecord, value, self._topic)
-                if record.pipeline == self._config.pipeline:
-                    yield Placed(record, message.offset() or 0)
-
-    def _at_or_after(self, offset: int) -> Placed | None:
-        """Return the first record from an offset on; offsets of markers have none."""
-        start = offset
-        while start < self.end:
-            found = next(self._read(start, min(self.end, start + _FEW)), None)
-            if found is not None:
-                return found
-            start += _FEW
-        return None
-
     def newest(self, wanted: Position | None = None) -> Placed | None:
         """Return the newest record, or the newest not above a position; None if there is none."""
-        if wanted is None:
-            return self._last()
-        # Those that fit come before those that do not.
-        fits, low, high = not_above(wanted), self.first, self.end
-        while high - low > _FEW:
-            middle = (low + high) // 2
-            placed = self._at_or_after(middle)
-            if placed is not None and fits(placed.record):
-                low = placed.offset
-            else:
-                high = middle
-        found = None
-        for placed in self._read(low, min(self.end, high + _FEW)):
-            if fits(placed.record):
-                found = placed
-        return found
-
-    def _last(self) -> Placed | None:
-        high = self.end
-        while high > self.first:
-            low = max(self.first, high - _FEW)
-            if found := list(self._read(low, high)):
-                return found[-1]
-            high = low
-        return None
+        return self.last() if wanted is None else self.newest_that(not_above(wanted))
 
     def at(self, placed: Placed) -> Applied:
         """Return the frontier of a record, with the ends that `find` describes."""
@@ -210,7 +141,7 @@ class Frontiers:
         high = placed.offset + 1
         while missing and high > self.first:
             low = max(self.first, high - _BACK)
-            for each in reversed(list(self._read(low, high))):
+            for each in reversed(list(self.read(low, high))):
                 for topic, number, end, _ in each.record.partitions:
                     ends.setdefault((topic, number), end)
             missing -= ends.keys()

@@ -58,7 +58,7 @@ class _Nothing(NamedTuple):
         try:
             self.table.update_incremental()
         except DeltaError:
-            return False  # it is opened anew, which tells what is wrong with it
+            return False  # opened again, it shows what is wrong
         return self.table.version() == self.version
 
 

@@ -38,6 +38,7 @@ from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.documents.kinds import SCHEMA
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.generations.comparing import Holding, Newest
+from lockstep.jobs.generations.counting import first_miscount
 from lockstep.jobs.generations.from_archive import FromArchive
 from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.contract import Applied, Generations
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.records import FrontierRecord
+    from lockstep.jobs.compacting.restoring import Start
     from lockstep.sinks.contract import Sink, Version
 
 _PROGRESS_SECONDS: Final = 5.0
@@ -84,6 +86,7 @@ class LogBuilder:
         # The tables whose rows are read again, and the seq above which all of those rows are.
         self._again: frozenset[str] | None = None
         self._floor = 0
+        self._is_miscounted = False  # the log lacks events in its middle, or has some twice
         self._archive = FromArchive(config, name, spark, progress)
 
     def tables(self) -> list[str]:
@@ -106,6 +109,13 @@ class LogBuilder:
         start = self._archive.start(sink, None, is_shortened=self._is_shortened())
         if start is not None:
             return self._archive.fill(sink, generation, start, tables).seq
+        return self._prepared(sink, generation, tables)
+
+    def read_again(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        self._is_miscounted = True
+        return self._prepared(sink, generation, tables)
+
+    def _prepared(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
         wanted, lost = self._wanted(tables)
         if not wanted:
             return 0
@@ -127,11 +137,12 @@ class LogBuilder:
     def refill(self, sink: Sink, generation: int) -> Applied:
         """Empty a store of one generation and fill it again.
 
-        Rows that must be read again are in the log before anything is deleted. Then the store is
-        at no frontier until it has all of them.
+        Rows that must be read again are in the log before anything is deleted, and the log's events
+        are counted. Then the store is at no frontier until it has all of them.
         """
         past = self._archive.start(sink, None, is_shortened=self._is_shortened())
-        if past is not None:
+        self._count(past)
+        if past is not None and not self._is_miscounted:
             sink.start_over(generation)
             self._archive.fill(sink, generation, past)
             return self.forward(sink, generation, None)
@@ -148,6 +159,16 @@ class LogBuilder:
                 sink.begin(self._target(None).seq, [])
         return self.forward(sink, generation, None)
 
+    def _count(self, past: Start | None) -> None:
+        """Note whether the log lacks events that will be read from it."""
+        applied = past.state.frontier.applied if past else self.beginning(1)
+        if past is None and self._is_shortened():
+            return  # nothing is read from before now
+        error = first_miscount(self._config, self._name, applied)
+        if error is not None:
+            self._is_miscounted = True
+            self._progress(f"{error.what}: the rows are read again")
+
     def _wanted(self, tables: frozenset[str] | None) -> tuple[list[str], bool]:
         """Return the tables to be read again, and whether the log lost the beginning of any.
 
@@ -160,18 +181,23 @@ class LogBuilder:
             if tables is None or names.table_name(self._config.prefix, topic) in tables
         ]
         # Of a table that had another key the log has rows that only the old key identifies.
-        lost = [topic for topic, _ in shortened(self._config, topics)]
+        lost = sorted(topics) if self._is_miscounted else []
+        lost = lost or [topic for topic, _ in shortened(self._config, topics)]
         lost = lost or rekeyed(self._config, chosen)
         wanted = sorted(tables or follower.tables) if lost else direct(self._config, topics)
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
         if wanted and not snapshots.daemon_streams(self._config):
             raise UnavailableError(
-                f"the log does not have all rows of {self._name}: "
-                + (f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"),
+                f"the log does not have all rows of {self._name}: " + self._why(lost, wanted),
                 hint="start `cdc run`: the rows are read again through the stream",
             )
         return wanted, bool(lost)
+
+    def _why(self, lost: Sequence[str], wanted: Sequence[str]) -> str:
+        if self._is_miscounted:
+            return "events are missing in it"
+        return f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"
 
     def forward(self, sink: Sink, generation: int, until: LSN | None) -> Applied:
         there = sink.generations().get(generation) if isinstance(sink, Generations) else None
@@ -320,6 +346,8 @@ class MirrorBuilder:
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
         return 0
+
+    read_again = prepare
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         cut = self._mirror.cut(None, until)

@@ -11,6 +11,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from cdc.events import LSN
+from cdc.log import names
+from lockstep.jobs.apply.refilling import shortened
 from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.restoring import Restoring
@@ -50,7 +52,22 @@ class FromArchive:
         found = restoring.possible(self._config, self._name, sink, until)
         if found is None or not (found.state.base or is_shortened):
             return None
+        if until is None and (late := self._begins_late(found)) is not None:
+            self._progress(
+                f"the archive ends at {found.state.frontier.applied.lsn}, and {late[0]}"
+                f" [{late[1]}] begins later: the archive is not used"
+            )
+            return None
         return found
+
+    def _begins_late(self, start: Start) -> Partition | None:
+        """Return a partition that has lost events which the archive does not have either."""
+        ends = start.state.frontier.applied.end_of
+        counts = {topic: len(its) for topic, its in start.state.frontier.applied.ends.items()}
+        firsts = shortened(self._config, {t: n for t, n in counts.items() if t in start.topics})
+        frontier = names.frontier_topic(self._config.prefix), 0
+        late = (at for at, first in firsts.items() if at != frontier and first > ends.get(at, 0))
+        return next(late, None)
 
     def fill(
         self,

@@ -20,7 +20,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc import failpoints
-from cdc.errors import CDCError, ConfigError, StoreLostError
+from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations.comparing import Difference, Holding
@@ -63,6 +63,10 @@ class Builder(Protocol):
 
         Called again after a kill.
         """
+        ...
+
+    def read_again(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        """Do as `prepare` does, for an empty generation, with the rows as the source has them."""
         ...
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
@@ -145,9 +149,17 @@ class Rebuild:
         complete_from = self._builder.prepare(build, number, tables)
         old = self._sink.generations().get(known or 0)
         compared: tuple[Compared, ...] = ()
-        if old and not is_lost and max(complete_from, _reached(build)) <= old.seq:
-            compared = self._compare(build, number, old, tables)
-        applied = self._forward(build, number)
+        try:
+            if old and not is_lost and max(complete_from, _reached(build)) <= old.seq:
+                compared = self._compare(build, number, old, tables)
+            applied = self._forward(build, number)
+        except MiscountedError as error:
+            self._progress(f"{error.what}: the rows are read again")
+            build.close()
+            self._sink.drop(number)
+            build = self._sink.at(number, tables)
+            self._builder.read_again(build, number, tables)
+            applied = self._forward(build, number)
         self._prove(build, self._versions(applied, tables), applied)
         failpoints.reach("rebuild_proved")
         applied = self._switch(build, number, known, applied)

@@ -11,7 +11,8 @@ too few:
   its own changes, and then as those of an inner join: rows without a match have the same anchor;
 - above an aggregate only the groups' expressions are known, above a window function only what all
   windows partition by: a changed row may affect all rows of its group or partition;
-- a condition that is not understood is left out.
+- a condition that is not understood is left out;
+- a RIGHT JOIN is a LEFT JOIN of its right side, and a FULL JOIN's rows are those of both.
 
 Where a changed row is joined to the anchor by no equality, every row may be affected.
 """
@@ -28,9 +29,11 @@ from lockstep.jobs.views.translating import has_aggregate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-# How many combinations of the queries of UNIONs are flattened.
+# How many combinations of the queries of UNIONs, and of the sides of FULL JOINs, are flattened.
 _MOST_FLATS: Final = 64
+_TOO_MANY: Final = f"its UNIONs and FULL JOINs have more than {_MOST_FLATS} combinations"
 _SIMPLE: Final = (
     exp.Column, exp.Literal, exp.Null, exp.Boolean, exp.Paren, exp.And, exp.Or, exp.Not, exp.Is,
     exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Between, exp.In,
@@ -186,6 +189,15 @@ def _expression(flat: Flat, name: str) -> exp.Expr:
     return found
 
 
+class _Joined(NamedTuple):
+    """A source of a SELECT, and how it is joined to those before it."""
+
+    alias: str
+    flats: list[Flat]
+    on: exp.Expr | None
+    sides: tuple[str, ...]  # LEFT, RIGHT, none; both of a FULL JOIN
+
+
 class _Flattening:
     """Flattens one query; numbers its occurrences and groups."""
 
@@ -213,18 +225,18 @@ class _Flattening:
     def _select(
         self, node: exp.Select, ctes: Mapping[str, exp.CTE], outer: Mapping[str, Outputs]
     ) -> list[Flat]:
-        sources: list[tuple[str, list[Flat], exp.Expr | None, bool]] = []
+        sources = list[_Joined]()
         if from_ := node.args.get("from_"):
-            sources.append((from_.this.alias, self._source(from_.this, ctes, outer), None, False))
+            flats = self._source(from_.this, ctes, outer)
+            sources.append(_Joined(from_.this.alias, flats, None, ("",)))
         for join in node.args.get("joins") or ():
-            side = join.side.upper()
-            if side in {"RIGHT", "FULL"}:
-                raise NoLineageError(f"a {side} JOIN adds rows that no row of its left side has")
             flats = self._source(join.this, ctes, outer)
-            sources.append((join.this.alias, flats, join.args.get("on"), side == "LEFT"))
-        choices = list(product(*(flats for _, flats, _, _ in sources)))
+            side = join.side.upper()
+            sides = ("LEFT", "RIGHT") if side == "FULL" else (side,)
+            sources.append(_Joined(join.this.alias, flats, join.args.get("on"), sides))
+        choices = list(product(*(product(each.flats, each.sides) for each in sources)))
         if len(choices) > _MOST_FLATS:
-            raise NoLineageError(f"its UNIONs have more than {_MOST_FLATS} combinations")
+            raise NoLineageError(_TOO_MANY)
         return [
             flat for chosen in choices for flat in self._joined(node, sources, chosen, ctes, outer)
         ]
@@ -232,16 +244,21 @@ class _Flattening:
     def _joined(
         self,
         node: exp.Select,
-        sources: Sequence[tuple[str, list[Flat], exp.Expr | None, bool]],
-        chosen: Sequence[Flat],
+        sources: Sequence[_Joined],
+        chosen: Sequence[tuple[Flat, str]],
         ctes: Mapping[str, exp.CTE],
         outer: Mapping[str, Outputs],
     ) -> list[Flat]:
         made = _Made(dict(outer))
-        for (alias, _, on, is_left), flat in zip(sources, chosen, strict=True):
-            group: Group = (next(self._numbers),) if is_left else ()
-            made.add(alias, flat, group)
+        for (alias, _, on, _), (flat, side) in zip(sources, chosen, strict=True):
+            group: Group = (next(self._numbers),) if side else ()
+            nulled = {*flat.occurrences} if side == "LEFT" else {*made.occurrences}
+            if side == "RIGHT":
+                made.lower(group)
+            made.add(alias, flat, group if side == "LEFT" else ())
             made.conditions(on, group)
+            if side:
+                made.match(on, nulled)
         if where := node.args.get("where"):
             made.conditions(where.this, ())
         outputs = _outputs(node, made)
@@ -251,7 +268,7 @@ class _Flattening:
                 extended for each in flats for extended in self._with_subquery(each, place, ctes)
             ]
             if len(flats) > _MOST_FLATS:
-                raise NoLineageError(f"its UNIONs have more than {_MOST_FLATS} combinations")
+                raise NoLineageError(_TOO_MANY)
         return [Flat(each.occurrences, tuple(each.found), outputs) for each in flats]
 
     def _with_subquery(
@@ -303,10 +320,13 @@ class _Made:
         self.columns = columns
         self.occurrences = dict[str, tuple[str, Group]]()
         self.found = list[Condition]()
+        # Columns that outer joins may leave NULL, each with one that it equals where it is not.
+        self._equals = list[tuple[exp.Column, exp.Column]]()
 
     def copy(self) -> _Made:
         made = _Made(dict(self.columns))
         made.occurrences, made.found = dict(self.occurrences), list(self.found)
+        made._equals = list(self._equals)
         return made
 
     def add(self, alias: str, flat: Flat, group: Group) -> None:
@@ -317,13 +337,43 @@ class _Made:
             self.occurrences[name] = table, group + own
         self.found += [each._replace(group=group + each.group) for each in flat.conditions]
 
+    def lower(self, group: Group) -> None:
+        """Put all sources so far below a group."""
+        for name, (table, own) in self.occurrences.items():
+            self.occurrences[name] = table, group + own
+        self.found = [each._replace(group=group + each.group) for each in self.found]
+
+    def match(self, on: exp.Expr | None, nulled: AbstractSet[str]) -> None:
+        """Add the equal columns of an outer join, which may have no row of these occurrences."""
+        for each in _conjuncts(on):
+            if not isinstance(each, exp.EQ):
+                continue
+            sides = [self.substituted(side) for side in (each.this, each.expression)]
+            for one, other in (sides, sides[::-1]):
+                if not (isinstance(one, exp.Column) and isinstance(other, exp.Column)):
+                    continue
+                if one.table in nulled and other.table not in nulled:
+                    self._equals.append((one, other))
+
+    def _without_matches(self, node: exp.Expr) -> exp.Expr:
+        """Return coalesce() without columns that equal another of its columns, or are NULL."""
+        if not isinstance(node, exp.Coalesce):
+            return node
+        given = [node.this, *node.expressions]
+        for one, other in self._equals:
+            if one in given and other in given:
+                given.remove(one)
+        if len(given) == 1:
+            return given[0]
+        return exp.Coalesce(this=given[0], expressions=given[1:])
+
     def conditions(self, node: exp.Expr | None, group: Group, *, substitute: bool = True) -> None:
         """Add what is understood of a condition."""
         for each in _conjuncts(node):
-            if any(not isinstance(part, _SIMPLE) for part in each.walk()):
-                continue
             made = self.substituted(each) if substitute else each
-            if made is not None and (names := frozenset(_names(made))):
+            if made is None or not (_is_simple(each) or _is_simple(made)):
+                continue
+            if names := frozenset(_names(made)):
                 self.found.append(Condition(made, group, names))
 
     def substituted(self, node: exp.Expr) -> exp.Expr | None:
@@ -341,7 +391,7 @@ class _Made:
             column.replace(
                 exp.Paren(this=found.copy()) if not isinstance(found, exp.Column) else found.copy()
             )
-        return made
+        return made.transform(self._without_matches, copy=False)
 
 
 def _outputs(node: exp.Select, made: _Made) -> Outputs:
@@ -429,6 +479,10 @@ def _conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
         yield from _conjuncts(node.this)
     else:
         yield node
+
+
+def _is_simple(node: exp.Expr) -> bool:
+    return all(isinstance(part, _SIMPLE) for part in node.walk())
 
 
 def _names(node: exp.Expr) -> Iterable[str]:

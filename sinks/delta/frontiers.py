@@ -199,6 +199,15 @@ class Frontiers:
             found += rows(self.table, f"generation = {generation} AND seq = {seq}")
         return {row.generation: row for row in sorted(found, key=lambda row: row.applied.lsn)}
 
+    def oldest(self) -> FrontierRow | None:
+        """Return the oldest row, if all are of the current generation; else None."""
+        places = lake.read(self.table, ["generation", "seq"]).to_pylist()
+        if {each["generation"] for each in places} != {self.generation}:
+            return None
+        least = min(each["seq"] for each in places)
+        found = rows(self.table, f"seq = {least}")
+        return min(found, key=lambda row: row.applied.lsn)
+
     def delete(self, generation: int) -> None:
         """Delete the rows of a generation."""
         with lake.translated(self._path):

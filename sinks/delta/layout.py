@@ -78,20 +78,25 @@ def schema(
 def struct(fields: Iterable[tuple[str, object]], table: str) -> dict[str, object]:
     """Return a schema of columns and their types, for JSON."""
     named = list(fields)
-    names = [name for name, _ in named]
-    twice = [name for name, count in Counter(map(str.casefold, names)).items() if count > 1]
-    if twice:
-        raise ConfigError(
-            f"table {table} has columns that Delta Lake treats as one: {', '.join(sorted(twice))}",
-            hint=f"Delta names ignore case, and {', '.join(OURS)} are ours: "
-            "rename the column, exclude it, or take the table's snapshot through the log",
-        )
+    expect_distinct((name for name, _ in named), table)
     return {
         "type": "struct",
         "fields": [
             {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in named
         ],
     }
+
+
+def expect_distinct(names: Iterable[str], table: str) -> None:
+    """Raise ConfigError if Delta would take two columns of a mirror, ours included, for one."""
+    twice = [name for name, count in Counter(map(str.casefold, names)).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"table {table} has columns that Delta Lake treats as one: {', '.join(sorted(twice))}",
+            hint=f"Delta names ignore case, and {', '.join(OURS)} are ours: "
+            "rename the column, exclude it, or take the table's snapshot through the log; while the"
+            " log has events of such a version, leave the table out of the follower's `tables`",
+        )
 
 
 def properties(columns: Iterable[str]) -> dict[str, str]:

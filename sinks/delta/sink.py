@@ -31,6 +31,7 @@ from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.appliers import Appliers
+from lockstep.sinks.delta.erasing import forget_before
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.gathered import Gathered
 from lockstep.sinks.delta.idle import IdleFrontier
@@ -374,6 +375,19 @@ class DeltaSink:
 
     def drop(self, generation: int) -> None:
         generations.drop(self._settings, generation)
+
+    def forget_versions(self, topic: str) -> int:
+        """Delete the versions of a table's mirror that no frontier names; return how many files.
+
+        Nothing while another generation is kept, since that is in old versions.
+        """
+        frontiers = Frontiers(self._settings.path, self._settings.storage, self._settings.owner)
+        place = topic.removeprefix(f"{self._settings.prefix}.")
+        first = frontiers.oldest() if frontiers.find() else None
+        if first is None or place not in first.versions:
+            return 0
+        path = f"{self._settings.path.rstrip('/')}/{place}"
+        return forget_before(path, self._settings.storage, first.versions[place])
 
     def _keeps(self, version: Version) -> bool:
         return self._tables is None or version.name in self._tables

@@ -295,6 +295,10 @@ class Mirror:
         if not self.find() or self.is_stale:  # the first batch replaces stale rows
             return
         for altered in every:
+            for version in (altered.before, altered.version):
+                names = (column.name for column in version.columns)
+                layout.expect_distinct([*names, *layout.ours()], self.name)
+        for altered in every:
             self._alter(altered)
             if evolve.key_of(self.table) == altered.before.key != altered.version.key:
                 key = altered.renamed(altered.before.key)

@@ -7,6 +7,7 @@ the process dies there, the next `open` finishes the switch.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstep.sinks.opensearch.indices import Indices
+
+log = logging.getLogger("lockstep.sinks.opensearch")
 
 
 def generations(record: Record | None) -> Mapping[int, Applied | None]:
@@ -109,6 +112,27 @@ def clear_other_aliases(records: FollowerRecords, indices: Indices, record: Reco
     if any(strays.values()) and records.is_newest():
         with suppress(StoreLostError):  # another copy was faster
             indices.show((alias, None, found) for alias, found in strays.items())
+
+
+def restore_aliases(records: FollowerRecords, indices: Indices) -> None:
+    """Put the aliases of the generation that readers see back where somebody changed them."""
+    record = records.known
+    if record.switching or record.generation != records.generation:
+        return
+    tables = records.build.tables.values()
+    held = indices.shown(table.alias for table in tables)
+    moves = []
+    for table in tables:
+        # A commit moves the alias from one to the other, and may have died before it recorded that.
+        right = [index.name for index in (table.now, table.next) if index is not None]
+        here = [name for name in held[table.alias] if name in right]
+        if len(here) != 1 or len(held[table.alias]) != 1:
+            moves.append((table.alias, (here or right)[0], held[table.alias]))
+    if moves and records.is_newest():
+        for alias, to, found in moves:
+            log.warning("alias %s was at %s, set back to %s", alias, ", ".join(found) or "none", to)
+        with suppress(StoreLostError):  # another copy was faster
+            indices.show(moves)
 
 
 def drop(

@@ -35,6 +35,7 @@ from lockstep.sinks.opensearch.generations import (
     drop,
     finish_switch,
     generations,
+    restore_aliases,
     switch,
 )
 from lockstep.sinks.opensearch.indices import Indices
@@ -287,6 +288,7 @@ class OpenSearchSink:
                 if self._records.is_newest():
                     raise
             else:
+                restore_aliases(self._records, self._indices)
                 self._checked = time.monotonic()
                 return
 

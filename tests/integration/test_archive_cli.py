@@ -13,6 +13,7 @@ import pytest
 
 from cdc.console.explain import Explainer
 from cdc.errors import ConfigError, Exit
+from lockstep.jobs.compacting.running import Compaction
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 
@@ -51,6 +52,16 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
     position = archived.position().applied
     code, described = cdc(made, "archive", "status")
     assert (code, described["seq"], described["lag_events"]) == (0, position.seq, 0)
+    assert described["bases"] is None
+    base, _ = Compaction(made.config, None).run()
+    made.database.execute("UPDATE users SET name = 'c' WHERE id = 7")
+    archived.reach()
+    described = cdc(made, "archive", "status")[1]
+    bases = described["bases"]
+    assert (bases["kept"], bases["number"], bases["seq"]) == (1, base.number, base.seq)
+    assert bases["events_since"] == described["seq"] - base.seq > 0
+    files = (tmp_path / "archive" / "_bases").glob("part-*")
+    assert bases["bytes"] == sum(each.stat().st_size for each in files)
     code, proof = cdc(made, "prove")
     assert (code, proof["complete"], proof["findings"]) == (0, True, [])
     chain = proof["archive"]["chain"]
@@ -58,12 +69,12 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
     code, proof = cdc(made, "prove", "--offline", "--chain", "x")
     assert (code, proof["complete"], proof["log"]) == (Exit.FAILED, False, None)
     code, found = cdc(made, "history", "public.users", "7")
-    assert (code, [each["op"] for each in found]) == (0, ["insert", "update"])
+    assert (code, [each["op"] for each in found]) == (0, ["insert", "update", "update"])
     assert cdc(made, "history", "public.users", "8") == (Exit.FAILED, [])
     # The console explains a value by the same command.
     console = Explainer(made.config_file)
     explained = asyncio.run(console.versions("public.users", "7"))
-    assert explained == {"count": 2, "versions": found}
+    assert explained == {"count": 3, "versions": found}
     assert asyncio.run(console.versions("public.users", "8"))["count"] == 0
     with pytest.raises(ConfigError, match="neither archive nor log"):
         asyncio.run(console.versions("public.no_such", "--json"))

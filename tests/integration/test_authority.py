@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,13 +17,13 @@ from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 from cdc.cli.main import cdc
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, Exit
 from cdc.log import names, reader
 from cdc.log.follower_reports import CANARY
 from cdc.operate.commands import migrations, snapshots
 from cdc.operate.doctor import authority as authority_checks
 from cdc.operate.doctor.verdict import examine
-from cdc.operate.findings import Severity
+from cdc.operate.findings import Finding, Severity
 from cdc.snapshot.incremental import commands, watermarks
 from cdc.snapshot.incremental import topic as live_topic
 from cdc.snapshot.incremental.records import TableName
@@ -37,6 +39,7 @@ from tests.integration.test_incremental_snapshot import begin, say, wait_state
 from tests.integration.test_migrations import statements
 
 _TABLE = "CREATE TABLE users (id int PRIMARY KEY, name text)"
+_ROOT = Path(__file__).parents[2]
 _ROWS = "INSERT INTO users SELECT i, 'u' || i FROM generate_series(1, 200) i"
 _USERS = [{"schema": "public", "table": "users"}]
 
@@ -339,6 +342,56 @@ def test_a_prefix_that_is_not_utf8_ends_no_daemon(pipeline: NewPipeline, encodin
         line.database.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+def test_with_the_rights_of_the_docs_no_guest_writes_a_text_that_can_not_be_sent(
+    pipeline: NewPipeline,
+) -> None:
+    """In a database of WIN1252, whose 0x81 has no form in UTF-8: one such text halts the daemon."""
+    line = pipeline(_TABLE)
+    name = f"{line.database.name}_win1252"
+    line.database.execute(
+        f"CREATE DATABASE {name} ENCODING 'WIN1252' LOCALE 'C' TEMPLATE template0"
+    )
+    dsn = make_conninfo(line.database.dsn, dbname=name)
+    line.settings["pipeline"] = f"{line.settings['pipeline']}_win1252"
+    line.settings["source"] = {**line.settings["source"], "dsn": dsn}
+    line.config_file = line.write("lockstep.yaml")
+    emit = b"SELECT pg_logical_emit_message(true, chr(129), 'x')"
+    guest = f"guest_{line.database.name}"
+    (revoke,) = re.findall(
+        r"DO \$\$.*?\$\$;", (_ROOT / "docs/SECURITY.md").read_text("utf-8"), re.DOTALL
+    )
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(_TABLE.encode())
+            connection.execute(f"CREATE ROLE {guest}".encode())
+            with connect(line.config) as ours:
+                assert "halts" in _reported(ours, line)["emit_message"].what
+            connection.execute(revoke.replace("'lockstep'", f"'{connection.info.user}'").encode())
+            with connect(line.config) as ours:
+                assert "emit_message" not in _reported(ours, line)
+            line.set_up()
+            line.start().wait_ready()
+            connection.execute(f"SET ROLE {guest}".encode())
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(emit)
+            connection.execute(b"RESET ROLE")
+            connection.execute("INSERT INTO users VALUES (1, %s)", ("café",))
+            wait_until(lambda: len(events(line)) == 1, "it stopped over it")
+            assert events(line)[0]["after"]["name"] == "café"
+            connection.execute(emit)
+            wait_until(lambda: line.daemon.process.poll() is not None, "it reads what nobody sends")
+        assert line.daemon.process.poll() == Exit.CONFIG
+        assert "SECURITY.md" in line.daemon.log
+        line.database.execute(f"SELECT pg_drop_replication_slot('{line.config.slot}')")
+    finally:
+        line.close()
+        line.database.execute(f"DROP DATABASE {name} WITH (FORCE)", f"DROP ROLE IF EXISTS {guest}")
+
+
+def _reported(connection: psycopg.Connection[Any], line: PipelineUnderTest) -> dict[str, Finding]:
+    return {each.check: each for each in authority_checks.examine(connection, line.config)}
+
+
 def test_without_a_secret_commands_are_refused_on_both_sides(pipeline: NewPipeline) -> None:
     line = pipeline(_TABLE, _ROWS)
     signing = line.config
@@ -407,8 +460,7 @@ def test_the_doctor_reports_who_may_do_what(pipeline: NewPipeline) -> None:
             f"ALTER ROLE {role} REPLICATION",
         )
         with connect(line.config) as connection:
-            found = list(authority_checks.examine(connection, line.config))
-        reported = {each.check: each for each in found}
+            reported = _reported(connection, line)
     assert all(
         role in reported[check].what
         for check in ("replication_roles", "trigger_keys", "signal_writers")

@@ -21,7 +21,7 @@ from cdc import failpoints
 from cdc.cli.main import run as cdc
 from cdc.errors import ConfigError, Exit, GapError
 from cdc.events import LSN
-from cdc.log import names
+from cdc.log import names, reader
 from cdc.runtime import spark as files
 from lockstep.jobs.apply import stores
 from lockstep.jobs.compacting import past, restoring
@@ -319,6 +319,23 @@ def test_a_rebuild_killed_while_it_reads_the_archive_is_completed_by_the_next(
     Compaction(kept.config, None).run()
     kept.rebuild("cache").run()
     assert kept.in_redis() == kept.source()
+
+
+def test_an_archive_that_ends_before_the_topics_begin_is_not_used(kept: Past) -> None:
+    """Its job was stopped, and events between the two are nowhere: all rows are read again."""
+    topic = names.data_topic(kept.config.prefix, "public", "users")
+    parts = [(topic, number) for number in range(kept.config.log.partitions)]
+    admin = AdminClient({"bootstrap.servers": kept.pipeline.bootstrap})
+    ends = reader.end_offsets(kept.config, parts)
+    lost = [TopicPartition(*place, end) for place, end in ends.items()]
+    for done in admin.delete_records(lost).values():
+        done.result(timeout=120)
+    assert cdc(["topics", "acknowledge", "--yes", "-c", str(kept.pipeline.config_file)]) == 0
+    kept.pipeline.start().wait_ready()
+    for name, read in (("copy", kept.in_sqlite), ("cache", kept.in_redis)):
+        kept.rebuild(name).run()
+        assert read() == kept.source(), name
+    assert sum("the archive is not used" in each for each in kept.reported) >= 2, kept.reported
 
 
 def test_a_store_that_was_lost_is_filled_from_the_base(kept: Past) -> None:

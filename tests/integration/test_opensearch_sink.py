@@ -250,6 +250,32 @@ def test_an_index_that_was_made_by_somebody_else_is_not_ours(
     sink.close()
 
 
+def test_aliases_that_somebody_changed_are_set_back(
+    opensearch_store: OpenSearchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers would get a stranger's documents, or none."""
+    monkeypatch.setattr(opensearch, "CHECK_SECONDS", 0.0)
+    alias = f"{opensearch_store.prefix}-public.users"
+    sink = opensearch_store.sink()
+    sink.open()
+    apply(sink, 1, users(user(1, 1)))
+    _, found = opensearch_store.call("GET", f"/{alias}/_alias")
+    (ours,) = found
+    stranger = f"{opensearch_store.prefix}-stranger"
+    assert opensearch_store.call("PUT", f"/{stranger}")[0] == 200
+    for seq, kind, other in ((2, "add", stranger), (4, "remove", ours)):
+        actions = {"actions": [{kind: {"index": other, "alias": alias}}]}
+        for reopens in (False, True):
+            assert opensearch_store.call("POST", "/_aliases", actions)[0] == 200
+            if reopens:
+                sink.open()
+            apply(sink, seq + reopens, users(user(seq + reopens, 2)))
+            _, held = opensearch_store.call("GET", f"/_alias/{alias}")
+            assert list(held) == [ours]
+    assert set(opensearch_store.hits("public.users")) == {"1", "2"}
+    sink.close()
+
+
 # --- mappings that change ---
 
 

@@ -306,6 +306,8 @@ class Rows:
     def prepare(self, *_: object) -> int:
         return 0
 
+    read_again = prepare
+
     def forward(self, sink: Generations, generation: int, _: object) -> Applied:
         sink.open()
         sink.begin(20, [USERS])

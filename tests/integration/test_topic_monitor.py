@@ -11,7 +11,13 @@ from collections.abc import Callable
 import orjson
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from cdc.log import names
 from cdc.operate.doctor.run import examine
@@ -47,6 +53,13 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
 
 def found(line: PipelineUnderTest, *words: str) -> None:
     line.ends(line.daemon, _CONFIG, *words, seconds=_FOUND_SECONDS)
+
+
+def set_policy(line: PipelineUnderTest, topic: str, policy: str) -> None:
+    changed = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[changed])
+    client = admin(line)
+    client.incremental_alter_configs([resource])[resource].result(60)
 
 
 def widen(line: PipelineUnderTest, topic: str, partitions: int) -> None:
@@ -164,6 +177,28 @@ def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineU
     stranger.abort_transaction(60)
     wait_until(lambda: line.daemon.metric(name) == 0, "it is over, and still shown")
     assert line.daemon.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("named", "policy", "right"),
+    [
+        pytest.param(users_topic, "compact", "delete", id="data"),
+        pytest.param(
+            lambda line: names.schema_topic(line.config.prefix), "delete", "compact", id="own"
+        ),
+    ],
+)
+def test_a_topic_that_kafka_may_delete_events_of_is_no_healthy_state(
+    line: PipelineUnderTest, named: Callable[[PipelineUnderTest], str], policy: str, right: str
+) -> None:
+    topic = named(line)
+    set_policy(line, topic, policy)
+    wait_until(lambda: line.daemon.get("/healthz")[0] == 503, "nobody sees it")
+    report = orjson.loads(line.daemon.get("/healthz")[1])
+    assert f"{policy} for {topic}" in report["sentence"]
+    assert line.daemon.health()["wrong_policies"] == {topic: policy}
+    set_policy(line, topic, right)
+    wait_until(lambda: line.daemon.get("/healthz")[0] == 200, "it is set back, and still shown")
 
 
 # --- Lockstep's own topics ---

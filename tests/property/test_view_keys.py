@@ -49,6 +49,23 @@ _MORE = {
     " ON p.id = l.product_id WHERE l.order_id = o.id AND p.active) AS s FROM orders o",
     "having_subquery": "SELECT customer_id AS id, count(*) AS n FROM orders o GROUP BY customer_id"
     " HAVING customer_id IN (SELECT id FROM customers WHERE region = '1')",
+    "right_join": "SELECT c.id, o.id AS o FROM orders o RIGHT JOIN customers c"
+    " ON c.id = o.customer_id AND o.state = '1'",
+    "right_join_of_joins": "SELECT p.id, count(o.id) AS n FROM orders o JOIN lines l"
+    " ON l.order_id = o.id RIGHT JOIN products p ON p.id = l.product_id GROUP BY p.id",
+    "left_then_right": "SELECT c.id, count(l.n) AS n FROM orders o LEFT JOIN lines l"
+    " ON l.order_id = o.id RIGHT JOIN customers c ON c.id = o.customer_id GROUP BY c.id",
+    "full_join": "SELECT coalesce(c.id, o.customer_id) AS id, o.id AS o, c.region FROM customers c"
+    " FULL JOIN orders o ON o.customer_id = c.id AND o.state = c.region",
+    "full_join_twice": "SELECT coalesce(c.id, o.customer_id, t.author_id) AS id, o.id AS o, t.id"
+    " AS t FROM customers c FULL JOIN orders o ON o.customer_id = c.id FULL JOIN tweets t"
+    " ON coalesce(c.id, o.customer_id) = t.author_id",
+    "full_join_grouped": "SELECT coalesce(o.customer_id, c.id) AS id, count(o.id) AS n, min(c.id)"
+    " AS c FROM customers c FULL JOIN orders o ON c.id = o.customer_id GROUP BY 1",
+    "left_join_below_left": "SELECT coalesce(q.customer_id, t.author_id) AS id, c.id AS c"
+    " FROM tweets t LEFT JOIN (SELECT o.customer_id, o.id FROM lines l LEFT JOIN orders o"
+    " ON o.id = l.order_id) q ON q.customer_id = t.author_id LEFT JOIN customers c"
+    " ON c.id = q.customer_id",
 }
 CASES: dict[str, View] = {name: each for name, each in STRICT.items() if name not in _OTHERS} | {
     name: View(sql=sql, key=("id",)) for name, sql in _MORE.items()

@@ -106,6 +106,26 @@ def test_a_sql_followers_password_is_judged_by_what_libpq_does_with_the_url(
     assert "pw" not in str(found)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "invalid_text", "word"),
+    [
+        ("UTF8", "fail", "harmless"),
+        ("LATIN1", "fail", "harmless"),
+        ("SQL_ASCII", "base64", "harmless"),
+        ("SQL_ASCII", "fail", "halts"),
+        ("WIN1252", "base64", "halts"),
+        ("EUC_JP", "fail", "halts"),
+    ],
+)
+def test_texts_that_utf8_has_no_form_for_are_warned_of(
+    encoding: str, invalid_text: str, word: str
+) -> None:
+    rights = Rights("me", [], True, [], {}, encoding)  # noqa: FBT003 - of EXECUTE
+    (found,) = check_rights(rights, invalid_text)
+    assert word in found.what
+    assert (found.severity is Severity.WARNING) == (word == "halts")
+
+
 def test_who_may_do_what_is_reported(tmp_path: Path) -> None:
     role = quoted_role('Odd "one"')
     keys = {"ddl_key": [role, quoted_role("PUBLIC")]}

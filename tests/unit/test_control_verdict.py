@@ -36,6 +36,7 @@ SLOT = Slot(
     confirmed_flush_lsn=LSN(5), wal_status="reserved", safe_wal_bytes=None,
     invalidation_reason=None, two_phase=False, retained_bytes=1,
 )  # fmt: skip
+_COMPACTED = STREAMING._replace(wrong_policies=(("x.public.t", "compact"),))
 COPYING = DaemonReport("snapshotting", ready=True, reason="40 %, 4 rows")
 
 
@@ -185,6 +186,9 @@ def states_of_the_log() -> dict[str, State]:
 def states_of_snapshots_and_followers() -> dict[str, State]:
     """Return the states of incremental snapshots and followers."""
     return {
+        "Kafka compacts a topic": (
+            {"daemon": _COMPACTED}, Level.FAILED, "cleanup.policy is compact for x.public.t", 1,
+        ),
         "an incremental snapshot in its first errors": (
             {"incremental_snapshots": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},
             Level.DEGRADED, "(2 errors in a row): no rights", 0,

@@ -56,6 +56,8 @@ class Log:
         """Do nothing: everything is there."""
         return 0
 
+    read_again = prepare
+
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         """Act as a `Builder`: a frontier at each seq, three in a cut."""
         state = sink.open()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # The port after a name, an IPv4 address or an IPv6 address in brackets.
 _PORT = re.compile(r"(?<=[^:]):\d+$|(?<=\]):\d+$")
+# Each text of these encodings has a form in UTF-8. Others have codes without one.
+_ALL_IN_UTF8 = {"UTF8", "LATIN1"}
 # The libpq modes that are always encrypted; `prefer` and `allow` may fall back to plain text.
 _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 
@@ -31,7 +33,7 @@ _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 def examine(connection: Connection, config: Config) -> Iterator[Finding]:
     yield from check_secret(config)
     yield from check_connections(config)
-    yield from check_rights(rights.read(connection))
+    yield from check_rights(rights.read(connection), config.values.invalid_text_handling_mode)
 
 
 def check_secret(config: Config) -> Iterator[Finding]:
@@ -44,14 +46,13 @@ def check_secret(config: Config) -> Iterator[Finding]:
         yield note("control_secret", what, "control.secret: (openssl rand -hex 32)")
 
 
-def check_rights(found: Rights) -> Iterator[Finding]:
+def check_rights(found: Rights, invalid_text: str = "fail") -> Iterator[Finding]:
     if found.replication:
         others = listed(found.replication)
         what = f"may read all WAL, and so every row, in addition to {found.role}: {others}"
         yield note("replication_roles", what)
     if found.emit_is_public:
-        what = "every role may write logical messages: harmless, since what is ours is signed"
-        yield note("emit_message", what)
+        yield _emit_message(found, invalid_text)
     for table, readers in found.key_readers.items():
         who = listed(readers)
         what = f"lockstep.{table} may be read by {who}, who can therefore sign as its trigger"
@@ -59,6 +60,25 @@ def check_rights(found: Rights) -> Iterator[Finding]:
     if found.signal_writers:
         what = f"may command the daemon by lockstep.signal: {listed(found.signal_writers)}"
         yield note("signal_writers", what)
+
+
+def _emit_message(found: Rights, invalid_text: str) -> Finding:
+    any_bytes = found.encoding == "SQL_ASCII" and invalid_text == "base64"
+    if found.encoding in _ALL_IN_UTF8 or any_bytes:
+        what = "every role may write logical messages: harmless, since what is ours is signed"
+        return note("emit_message", what)
+    what = (
+        f"every role may write logical messages, and a text of {found.encoding} that has no form in"
+        " UTF-8 can't be sent: one in a message's prefix halts the daemon for good"
+    )
+    if found.encoding == "SQL_ASCII":
+        return warning("emit_message", what, "values.invalid.text.handling.mode: base64")
+    return warning(
+        "emit_message",
+        what,
+        f"revoke EXECUTE on pg_logical_emit_message from PUBLIC, and grant it to {found.role}:"
+        " docs/SECURITY.md has the SQL",
+    )
 
 
 def check_connections(config: Config) -> list[Finding]:

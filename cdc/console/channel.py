@@ -1,0 +1,206 @@
+"""One reader of a table for all of its clients: a thread, and the newest changes in memory.
+
+The thread reads the log cut by cut and never waits for a client. What it has read is kept for
+`LAG_SECONDS`, and longer while it is small; a client is only a position in it. One whose next
+change is no longer kept is too slow, or has to read the log first (`stream`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import orjson
+
+from cdc.console.filters import Sent
+from cdc.errors import CDCError, GapError
+from cdc.log.frontier_search import FrontierSearch
+from cdc.log.table_cuts import Start, TableCuts, oldest_seq, start_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.config import Config
+    from cdc.log.records import FrontierRecord
+    from cdc.log.table_cuts import Cut
+
+log = logging.getLogger("cdc.console.channel")
+
+# The stated lag: a client that has not taken a change after so long is disconnected.
+LAG_SECONDS: Final = 30.0
+# Of one table, as clients get them; with parsed rows it is a few times as much.
+KEPT_BYTES: Final = 32 << 20
+# What is small is kept so long, for clients that come back.
+_KEPT_SECONDS: Final = 300.0
+# Changes are collected for this long, so that a thousand clients get four writes a second each.
+_GATHER_SECONDS: Final = 0.25
+# A frontier without changes of the table is shown so often.
+_FRONTIER_SECONDS: Final = 1.0
+_AGAIN_SECONDS: Final = 3.0
+# How far before a client that comes back a reader starts: others come back with it, from earlier.
+_BACK_OFFSETS: Final = 2_000
+
+
+class Chunk(NamedTuple):
+    """What clients get at once: every change above `low` up to `high`, and the frontier there."""
+
+    number: int
+    low: int
+    high: int
+    changes: list[Sent]
+    all: bytes  # the changes without a filter, and the frontier
+    frontier: bytes  # empty within a large transaction
+    at: float  # monotonic
+
+
+def frontier_event(record: FrontierRecord) -> bytes:
+    fields = {
+        "seq": record.seq,
+        "lsn": str(record.lsn),
+        "epoch": record.epoch,
+        "at_us": record.committed_at_us,
+    }
+    return b"id: %d\nevent: frontier\ndata: %s\n\n" % (record.seq, orjson.dumps(fields))
+
+
+def chunk_of(number: int, cut: Cut) -> Chunk:
+    changes = [Sent(change) for change in cut.changes]
+    frontier = frontier_event(cut.frontier) if cut.frontier else b""
+    everything = b"".join([*(each.body for each in changes), frontier])
+    return Chunk(number, cut.low, cut.high, changes, everything, frontier, time.monotonic())
+
+
+def after(cut: Cut, seq: int) -> Cut:
+    """Return a cut without what is not above a seq."""
+    left = [each for each in cut.changes if each.seq > seq]
+    return cut._replace(low=max(seq, cut.low), high=max(seq, cut.high), changes=left)
+
+
+class Channel:
+    """Follows one table until `close`. `changed` is called in its thread after each chunk."""
+
+    def __init__(
+        self,
+        config: Config,
+        topic: str,
+        partitions: int,
+        changed: Callable[[], None],
+        *,
+        earlier: bool,
+    ) -> None:
+        """Start at the newest frontier, or somewhat `earlier`; blocks for a moment."""
+        self.error = ""  # why the table can't be followed any more
+        self._config, self._topic, self._changed = config, topic, changed
+        with closing(FrontierSearch(config)) as search:
+            newest = start_at(search, None)
+            self._start = newest or Start(search.first, 0, None)
+            if earlier and newest is not None:
+                start = start_at(search, None, back=_BACK_OFFSETS)
+                numbers = [(topic, number) for number in range(partitions)]
+                if start is not None and start.seq >= oldest_seq(config, search, numbers):
+                    self._start = start
+        self.newest = newest.seq if newest else 0  # of the log, when it started
+        self._seq, self._record = self._start.seq, self._start.record
+        self._chunks = deque[Chunk]()
+        self._next = 0  # the number of the next chunk
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cdc-console-stream", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; the thread ends after its current read."""
+        self._over.set()
+
+    @property
+    def high(self) -> int:
+        """The seq up to which everything has been read."""
+        return self._seq
+
+    def number_after(self, seq: int) -> int | None:
+        """Return the number of the first chunk with changes above a seq; None if not kept."""
+        with self._lock:
+            if not self._chunks:
+                return self._next if seq >= self._seq else None
+            if seq < self._chunks[0].low:
+                return None
+            return next((each.number for each in self._chunks if each.high > seq), self._next)
+
+    def frontier_at(self, seq: int) -> bytes:
+        """Return the event of the frontier with exactly this seq; empty if none is kept."""
+        with self._lock:
+            for each in reversed(self._chunks):
+                if each.high == seq and each.frontier:
+                    return each.frontier
+        return frontier_event(self._record) if self._record and self._record.seq == seq else b""
+
+    def since(self, number: int, most: int) -> list[Chunk] | None:
+        """Return the chunks from a number on, of about `most` bytes; None if it is not kept."""
+        with self._lock:
+            if not self._chunks:
+                return [] if number >= self._next else None
+            index = number - self._chunks[0].number
+            if index < 0:
+                return None
+            found: list[Chunk] = []
+            size = 0
+            while index < len(self._chunks) and (not found or size < most):
+                found.append(self._chunks[index])
+                size += len(self._chunks[index].all)
+                index += 1
+            return found
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._follow()
+            except GapError as error:
+                self.error = f"{error.what}; {error.hint}"
+            except CDCError as error:
+                log.debug("cannot follow a table", extra={"fields": {"error": error.what}})
+            except Exception as error:
+                self.error = f"a bug: {type(error).__name__}"
+                log.exception("cannot follow a table")
+            if self.error:
+                self._changed()
+                return
+            self._over.wait(_AGAIN_SECONDS)
+
+    def _follow(self) -> None:
+        start = self._start
+        if self._next:  # after an error
+            with closing(FrontierSearch(self._config)) as search:
+                start = start_at(search, self._seq) or start
+        with closing(TableCuts(self._config, self._topic, start)) as cuts:
+            low = self._seq
+            held: Cut | None = None
+            shown_at = 0.0
+            while not self._over.wait(_GATHER_SECONDS):
+                for cut in cuts.read(_FRONTIER_SECONDS):
+                    held = after(cut, low)
+                    # Within a large transaction, and with changes: at once.
+                    if held.changes or held.frontier is None:
+                        low, held, shown_at = self._show(held), None, time.monotonic()
+                    if self._over.is_set():
+                        return
+                if held and time.monotonic() - shown_at >= _FRONTIER_SECONDS:
+                    low, held, shown_at = self._show(held), None, time.monotonic()
+
+    def _show(self, cut: Cut) -> int:
+        chunk = chunk_of(self._next, cut)
+        with self._lock:
+            self._chunks.append(chunk)
+            self._next += 1
+            self._bytes += len(chunk.all)
+            self._seq = cut.high
+            while len(self._chunks) > 1 and (
+                self._bytes > KEPT_BYTES or chunk.at - self._chunks[0].at > _KEPT_SECONDS
+            ):
+                self._bytes -= len(self._chunks.popleft().all)
+        self._changed()
+        return cut.high

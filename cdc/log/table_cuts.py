@@ -1,0 +1,285 @@
+"""The changes of one table in the order of seq, cut by cut, from a frontier on.
+
+A cut ends at a frontier, so it holds complete transactions. Before the first change of a cut is
+returned, the events in it were counted and are as many as the frontier says: what retention or
+somebody has deleted raises GapError, and is never skipped. The rows of an initial snapshot, whose
+seqs do not ascend in a partition, are left out.
+
+A cut of any size needs bounded memory: above `MOST_CHANGES` its partitions are read again side by
+side and merged.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import ExitStack, closing
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from cdc.errors import CDCError, GapError, unquoted
+from cdc.log import reader
+from cdc.log.consumer import LogConsumer
+from cdc.log.frontier_search import starts_at_zero
+from cdc.log.frontier_tail import FrontierTail
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from cdc.config import Config
+    from cdc.log.frontier_search import FrontierSearch
+    from cdc.log.partitions import Partition
+    from cdc.log.records import FrontierRecord
+
+# Frontiers are read together up to so many changes of the table.
+MOST_CHANGES: Final = 20_000
+# Where the first change of a partition is unknown, so many offsets before its end are searched,
+# then more: in addition to events there are tombstones, markers and aborted records.
+_LOOK_BACK: Final = 200
+_FARTHER: Final = 8
+
+
+class Change(NamedTuple):
+    """One event of the table, as the log has it."""
+
+    seq: int
+    key: bytes | None
+    value: bytes
+
+
+class Cut(NamedTuple):
+    """Every change of the table above seq `low`, up to `high`.
+
+    Without a frontier it is a part of a large cut, and more of the same follows.
+    """
+
+    low: int
+    high: int
+    changes: list[Change]
+    frontier: FrontierRecord | None
+
+
+class Start(NamedTuple):
+    """Where reading starts: after an offset of the frontier topic, and the seq there."""
+
+    place: int
+    seq: int
+    record: FrontierRecord | None  # at `seq`
+
+
+class _Source(msgspec.Struct):
+    seq: int
+
+
+class _Numbered(msgspec.Struct):
+    source: _Source
+
+
+_decoder: Final = msgspec.json.Decoder(_Numbered)
+
+
+def start_at(search: FrontierSearch, seq: int | None, *, back: int = 0) -> Start | None:
+    """Return where to read what is above a seq; None if the log has no frontier yet.
+
+    Without a seq, at the newest frontier; then `back` is how many offsets earlier.
+    """
+    if seq is not None:
+        placed = search.newest_that(lambda record: record.seq <= seq)
+    else:
+        placed = search.last()
+    if placed is not None and back:
+        placed = search.at_or_after(max(search.first, placed.offset - back)) or placed
+    if placed is not None:
+        return Start(placed.offset + 1, placed.record.seq, placed.record)
+    first = search.at_or_after(search.first)
+    return None if first is None else Start(first.offset, before(first.record), None)
+
+
+def oldest_seq(config: Config, search: FrontierSearch, partitions: Iterable[Partition]) -> int:
+    """Return the lowest seq after which the log holds every change of a table."""
+    first, last = search.at_or_after(search.first), search.last()
+    if first is None or last is None:
+        return 0
+    is_snapshot = _is_snapshot(config, first.record)
+    found = first.record.seq if is_snapshot else before(first.record)
+    with closing(RangeReader(config)) as ranges:
+        there = ranges.confirmed(partitions)
+        cut = {each: held for each, held in there.items() if held.start > 0}
+        firsts = ranges.first_events(cut)
+    for each in cut:
+        # A partition without events has lost all that it had.
+        held = _seq(firsts[each], each[0]) - 1 if each in firsts else last.record.seq
+        found = max(found, held)
+    return found
+
+
+def before(record: FrontierRecord) -> int:
+    """Return the seq of the frontier before."""
+    return record.seq - record.holes - sum(events for *_, events in record.partitions)
+
+
+def _is_snapshot(config: Config, record: FrontierRecord) -> bool:
+    """Return whether a frontier covers the rows of an initial snapshot."""
+    if not starts_at_zero(record) or not record.partitions or record.digests is not None:
+        return False
+    resume = reader.read_resume(config)
+    return record.holes > 0 or (resume is not None and resume[0].snapshot in {"due", "done"})
+
+
+class TableCuts:
+    """Reads one table's cuts from a start on. Not for several threads at once."""
+
+    def __init__(self, config: Config, topic: str, start: Start) -> None:
+        self._config, self._topic = config, topic
+        self._tail = FrontierTail(config, start.place, start.seq)
+        self._ranges = RangeReader(config)
+        self._ends: dict[Partition, int] = {}  # of what was returned, where they are known
+
+    def close(self) -> None:
+        self._tail.close()
+        self._ranges.close()
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether it has read every frontier that was there when it started."""
+        return self._tail.has_caught_up
+
+    def read(self, seconds: float) -> Iterator[Cut]:
+        """Yield the cuts that have arrived, several as one; wait `seconds` at most for the first.
+
+        Every one must be taken: those that are not are lost for this reader.
+        """
+        group: list[FrontierRecord] = []
+        changes = 0
+        for record, _ in self._tail.arrivals(seconds):
+            own = 0 if _is_snapshot(self._config, record) else self._events(record)
+            if group and changes + own > MOST_CHANGES:
+                yield from self._cut(group)
+                group, changes = [], 0
+            group.append(record)
+            changes += own
+        if group:
+            yield from self._cut(group)
+
+    def _events(self, record: FrontierRecord) -> int:
+        return sum(events for topic, *_, events in record.partitions if topic == self._topic)
+
+    def _cut(self, group: list[FrontierRecord]) -> Iterator[Cut]:
+        """Yield one group's changes."""
+        ends: dict[Partition, int] = {}
+        counts: dict[Partition, int] = {}
+        for record in group:
+            is_snapshot = _is_snapshot(self._config, record)
+            for topic, number, end, events in record.partitions:
+                if topic != self._topic:
+                    continue
+                ends[topic, number] = end
+                if is_snapshot:
+                    self._ends[topic, number] = end
+                else:
+                    counts[topic, number] = counts.get((topic, number), 0) + events
+        # Where the reader starts, the seq before may not be known.
+        last, low = group[-1], before(group[0])
+        counts = {each: events for each, events in counts.items() if events}
+        if sum(counts.values()) > MOST_CHANGES:
+            low = yield from self._large(ends, counts, last, low)
+            changes = []
+        else:
+            found = [self._located(each, ends[each], counts[each], low) for each in counts]
+            changes = sorted(change for part in found for change in part)
+        self._ends.update(ends)
+        yield Cut(low, last.seq, changes, last)
+
+    def _located(self, partition: Partition, end: int, events: int, low: int) -> list[Change]:
+        """Return a partition's changes above `low`, which must be `events`."""
+        for start in self._starts(partition, end, events):
+            [found] = (self._ranges.read({partition: Range(start, end)}) or {}).values()
+            changes = [
+                Change(seq, key, value)
+                for key, value in zip(found.keys, found.values, strict=True)
+                if (seq := _seq(value, self._topic)) > low
+            ]
+            if len(changes) == events:
+                return changes
+        raise _incomplete(partition, end, events, low)
+
+    def _starts(self, partition: Partition, end: int, events: int) -> Iterator[int]:
+        """Yield from where a partition may be read: earlier each time."""
+        if partition in self._ends:
+            yield self._ends[partition]
+            return
+        back = _LOOK_BACK + 3 * events
+        while back < end:
+            yield end - back
+            back *= _FARTHER
+        yield 0
+
+    # --- cuts of any size ---
+
+    def _large(
+        self,
+        ends: dict[Partition, int],
+        counts: dict[Partition, int],
+        last: FrontierRecord,
+        low: int,
+    ) -> Generator[Cut, None, int]:
+        """Yield a large cut's changes in parts; return the seq of the last."""
+        with ExitStack() as stack:
+            streams = []
+            for each, events in counts.items():
+                wanted = Range(self._first(each, ends[each], events, low), ends[each])
+                self._ranges.expect_complete(each, wanted)
+                # One that does not skip what is deleted meanwhile.
+                consumer = stack.enter_context(closing(LogConsumer(self._config)))
+                streams.append(_changes(consumer, each, wanted, low))
+            merged = heapq.merge(*streams)
+            while part := list(islice(merged, MOST_CHANGES)):
+                assert part[-1].seq <= last.seq
+                yield Cut(low, part[-1].seq, part, None)
+                low = part[-1].seq
+        return low
+
+    def _first(self, partition: Partition, end: int, events: int, low: int) -> int:
+        """Return the offset of a partition's first change above `low`, once all were counted."""
+        for start in self._starts(partition, end, events):
+            first, count = end, 0
+            for _, messages in self._ranges.pieces({partition: Range(start, end)}):
+                for message in messages:
+                    value = message.value()
+                    if value is not None and _seq(value, self._topic) > low:
+                        count += 1
+                        first = min(first, message.offset() or 0)
+            if count == events:
+                return first
+        raise _incomplete(partition, end, events, low)
+
+
+def _changes(
+    consumer: LogConsumer, partition: Partition, wanted: Range, low: int
+) -> Iterator[Change]:
+    for _, messages in consumer.pieces({partition: wanted}):
+        for message in messages:
+            value = message.value()
+            if value is not None and (seq := _seq(value, partition[0])) > low:
+                yield Change(seq, message.key(), value)
+
+
+def _incomplete(partition: Partition, end: int, events: int, low: int) -> GapError:
+    return GapError(
+        f"{partition[0]} [{partition[1]}] does not have the {events} events above seq {low} that it"
+        f" had below offset {end}",
+        hint="the topic's retention has taken them, or records were deleted",
+    )
+
+
+def _seq(value: bytes, topic: str) -> int:
+    try:
+        return _decoder.decode(value).source.seq
+    except msgspec.MsgspecError as error:
+        raise CDCError(
+            f"topic {topic} holds an event that can't be read: {unquoted(error)}",
+            hint="something else writes to this topic; give the pipeline a log.prefix of its own",
+        ) from error
