@@ -22,6 +22,7 @@ from cdc.errors import ConfigError
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
 from lockstep.jobs.views.plans import DEFINITIONS, NEW, OLD, ViewPlan, plan
+from lockstep.jobs.views.quotients import NO_DIGITS
 from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Change, Changes
@@ -310,6 +311,11 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if NO_DIGITS in str(error):
+            raise ConfigError(
+                "a view has a quotient of more digits than a store has (docs/VIEWS.md)",
+                hint="leave such rows out of it, or round what it divides by round(…, n)",
+            ) from error
         found = _VALUE_IN.search(str(error))
         if found is None:
             raise

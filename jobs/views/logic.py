@@ -160,7 +160,8 @@ def _like(rules: Rules, node: exp.Like) -> Value:
             "LIKE with a pattern that is not a plain literal", "write it without backslashes"
         )
     expect_text(value.type, "LIKE")
-    return Value(f"({coerced(value, TEXT)} LIKE {string(pattern.text)})", BOOL)
+    word = "NOT LIKE" if node.args.get("negate") else "LIKE"
+    return Value(f"({coerced(value, TEXT)} {word} {string(pattern.text)})", BOOL)
 
 
 def _case(rules: Rules, node: exp.Case) -> Value:
@@ -212,7 +213,7 @@ RULES: Final = table_of(
     ("this query expressions", _in, [exp.In]),
     ("this", _exists, [exp.Exists]),
     ("this", _scalar, [exp.Subquery]),
-    ("this expression", _like, [exp.Like]),
+    ("this expression negate", _like, [exp.Like]),
     ("this ifs default", _case, [exp.Case]),
     ("this expressions", _coalesce, [exp.Coalesce]),
     ("this expressions", _extreme, [exp.Greatest, exp.Least]),

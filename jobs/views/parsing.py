@@ -15,6 +15,7 @@ from sqlglot.schema import MappingSchema
 
 from cdc.errors import ConfigError
 from cdc.events import table_name
+from lockstep.jobs.views.numbering import numbered
 from lockstep.jobs.views.refusing import UnsupportedError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def resolved(name: str, sqls: Mapping[str, str], versions: Mapping[str, Version]
             hint="name columns as the tables have them, with the table's alias where two have one",
         ) from error
     assert isinstance(found, exp.Query), "a query stays one"
-    return found
+    return numbered(found)
 
 
 def tables(query: exp.Query) -> set[str]:
@@ -99,8 +100,12 @@ def _parsed(name: str, sql: str) -> exp.Query:
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise UnsupportedError("what is not a single SELECT", "write one query")
     query = statements[0]
-    # Only a view's own order: one with a LIMIT chooses rows, and is refused later.
-    if query.args.get("order") and not query.args.get("limit"):
+    # Only a view's own order: one with a LIMIT or DISTINCT ON chooses rows.
+    distinct = query.args.get("distinct")
+    chooses = query.args.get("limit") or (
+        isinstance(distinct, exp.Distinct) and distinct.args["on"]
+    )
+    if query.args.get("order") and not chooses:
         query.set("order", None)
     return query
 

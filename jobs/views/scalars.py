@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlglot import exp
 
+from lockstep.jobs.views.quotients import quotient
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import (
     DATE,
@@ -32,6 +33,7 @@ from lockstep.jobs.views.values import (
     string,
     table_of,
 )
+from lockstep.sinks.delta.types import MAX_PRECISION
 
 _ARITHMETIC: Final[dict[type[exp.Expr], str]] = {
     exp.Add: "+",
@@ -40,6 +42,8 @@ _ARITHMETIC: Final[dict[type[exp.Expr], str]] = {
     exp.Div: "/",
     exp.Mod: "%",
 }
+# Above 38 digits Spark keeps these after the point; a larger number is an error.
+_KEPT_SCALE: Final = 6
 _PARTS_OF_DATES: Final = {"year", "month", "day", "hour", "minute"}
 _TRUNCATED_TO: Final = {"year", "quarter", "month", "week", "day", "hour", "minute", "second"}
 _TYPES: Final = {
@@ -62,6 +66,11 @@ def _arithmetic(rules: Rules, node: exp.Expr) -> Value:
         Value(coerced(each, given), given) if each.type.name == UNKNOWN else each
         for each in (left, right)
     )
+    if sign == "/" and "numeric" in (names := {left.type.name, right.type.name}):
+        for each in (left, right):
+            expect_number(each.type, "/")
+        if not names & FLOATS:
+            return quotient(left, right)
     kind = _result(sign, left.type, right.type)
     if kind.name in INTEGERS:
         one, other = (coerced(each, kind) for each in (left, right))
@@ -242,18 +251,20 @@ def _result(sign: str, one: Type, other: Type) -> Type:
         return one if names == {"float4"} else FLOAT8
     (p1, s1), (p2, s2) = size(one, sign), size(other, sign)
     scale = max(s1, s2)
-    if sign == "/":
-        raise UnsupportedError(
-            "a division of numeric, whose scale Postgres chooses by the values",
-            "select both numbers, and divide where the view is read",
-        )
     if sign == "*":
-        kind = sized(p1 + p2 + 1, s1 + s2, "*")
+        kind = _exact(p1 + p2 + 1, s1 + s2, "*")
     elif sign == "%":
         kind = sized(min(p1 - s1, p2 - s2) + scale, scale, "%")
     else:
-        kind = sized(max(p1 - s1, p2 - s2) + scale + 1, scale, sign)
+        kind = _exact(max(p1 - s1, p2 - s2) + scale + 1, scale, sign)
     return kind._replace(has_scale=one.has_scale and other.has_scale)
+
+
+def _exact(precision: int, scale: int, sign: str) -> Type:
+    """Return the type of a result; of 38 digits, if Spark loses none after the point."""
+    if scale <= _KEPT_SCALE:
+        return sized(min(precision, MAX_PRECISION), scale, sign)
+    return sized(precision, scale, sign)
 
 
 def _named(node: exp.DataType) -> Type:

@@ -39,14 +39,21 @@ class Proof:
 
     def holds(self, by: Sequence[exp.Expr]) -> bool:
         """Return whether rows that agree in all of these are one row."""
+        # A collation orders a text, and leaves equal what is equal.
+        by = [each.this if isinstance(each, exp.Collate) else each for each in by]
         known = {(each.table, each.name) for each in by if isinstance(each, exp.Column)}
+        known, aliases = self._determined(known)
         if self._group is not None:
-            grouped = list(self._group.expressions)
-            return all(each in by or _at(each) in known for each in grouped)
-        if None in self._keys.values():
-            return False
-        known |= set(self._constant)
-        aliases = set[str]()
+            return all(
+                each in by
+                or (isinstance(each, exp.Column) and (_at(each) in known or each.table in aliases))
+                for each in self._group.expressions
+            )
+        return aliases == self._keys.keys()
+
+    def _determined(self, given: set[Column]) -> tuple[set[Column], set[str]]:
+        """Return the columns, and the tables, that have one value where the given ones have."""
+        known, aliases = given | set(self._constant), set[str]()
         while True:
             size = len(known), len(aliases)
             for one, other in self._equal:
@@ -60,7 +67,7 @@ class Proof:
             known |= {each for pair in self._equal for each in pair if each[0] in aliases}
             known |= {each for pair in self._matched for each in pair if each[0] in aliases}
             if (len(known), len(aliases)) == size:
-                return aliases == self._keys.keys()
+                return known, aliases
 
 
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:

@@ -40,7 +40,7 @@ _JOINS: Final = {"": "JOIN", "LEFT": "LEFT JOIN", "RIGHT": "RIGHT JOIN", "FULL":
 _REWRITES: Final = {
     "limit": (
         "LIMIT",
-        "number rows by row_number() OVER (PARTITION BY … ORDER BY …) in a subquery, then filter",
+        "select from it in another query: SELECT … FROM (…) AS x ORDER BY … LIMIT …",
     ),
     "offset": ("OFFSET", "as for LIMIT: number the rows, and keep some"),
     "laterals": ("LATERAL", "join a subquery, and number its rows by row_number()"),
@@ -80,6 +80,7 @@ class Translator:
                 found = self.query(cte.this, known, outer)
                 known[cte.alias] = _renamed(found, cte.args["alias"])
         if isinstance(node, exp.Subquery):
+            _expect_no_limit(node)
             return self.query(node.this, known, outer)
         if isinstance(node, exp.Select):
             return self._select(node, known, outer)
@@ -90,9 +91,7 @@ class Translator:
     def _set_operation(
         self, node: exp.Expr, ctes: Mapping[str, Query], outer: Scope | None
     ) -> Query:
-        for part in ("limit", "offset"):
-            if node.args.get(part):
-                raise UnsupportedError(*_REWRITES[part])
+        _expect_no_limit(node)
         left, right = (self.query(node.args[side], ctes, outer) for side in ("this", "expression"))
         pairs = list(zip(left.columns.items(), right.columns.values(), strict=False))
         if len(left.columns) != len(right.columns):
@@ -149,12 +148,7 @@ class Translator:
         distinct = node.args.get("distinct")
         if distinct is None:
             return ""
-        if distinct.args.get("on"):
-            raise UnsupportedError(
-                "DISTINCT ON",
-                "number the rows by row_number() OVER (PARTITION BY … ORDER BY …) in a subquery,"
-                " and keep the first",
-            )
+        assert not distinct.args.get("on"), "it is numbered rows"
         for name, type_ in columns.items():
             expect_grouped(type_, f"DISTINCT over {name}")
         return "DISTINCT "
@@ -252,6 +246,13 @@ class Translator:
         if on is None:
             return f"CROSS JOIN {source}"
         return f"{_JOINS[side]} {source} ON {rules.condition(on, 'ON')}"
+
+
+def _expect_no_limit(node: exp.Expr) -> None:
+    """Raise for a LIMIT of other than a SELECT: `numbering` replaces those."""
+    for part in ("limit", "offset"):
+        if node.args.get(part):
+            raise UnsupportedError(*_REWRITES[part])
 
 
 def has_aggregate(node: exp.Expr) -> bool:

@@ -146,7 +146,9 @@ def _common(one: Type, other: Type, where: str) -> Type:  # noqa: PLR0911 - a ca
     if names <= {"numeric", *INTEGERS}:
         (p1, s1), (p2, s2) = size(one, where), size(other, where)
         scale = max(s1, s2)
-        kind = sized(max(p1 - s1, p2 - s2) + scale, scale, where)
+        # A cast to all 38 digits loses none after the point: a larger number is an error.
+        digits = min(max(p1 - s1, p2 - s2) + scale, MAX_PRECISION)
+        kind = sized(digits, scale, where)
         same = s1 == s2 and one.has_scale and other.has_scale
         return kind._replace(has_scale=same)
     if names <= {"numeric", *INTEGERS, *FLOATS}:

@@ -50,7 +50,7 @@ def test_each_view_is_postgres_own_answer_after_each_cut(
 
 VALUES = (
     "id int PRIMARY KEY, a int, b bigint, s smallint, m numeric(12,4), k numeric(5,0), f float8,"
-    " t text, v varchar(20), d date, at timestamp, z timestamptz, ok bool, u uuid"
+    " t text, v varchar(20), d date, at timestamp, z timestamptz, ok bool, u uuid, j jsonb"
 )
 # Random, with NULLs, halves, extremes, blanks and letters of several bytes.
 GENERATED = r"""
@@ -70,7 +70,11 @@ GENERATED = r"""
     CASE WHEN n % 8 > 1 THEN
       timestamptz '1990-01-01 UTC' + r(0, 2000000000) * interval '1 second' END,
     CASE n % 3 WHEN 0 THEN true WHEN 1 THEN false END,
-    CASE WHEN n % 4 > 0 THEN md5(n::text)::uuid END
+    CASE WHEN n % 4 > 0 THEN md5(n::text)::uuid END,
+    CASE n % 7 WHEN 0 THEN '[{"a": 1}]' WHEN 1 THEN '"a"' WHEN 2 THEN '{"b": null, "a": null}'
+      WHEN 3 THEN '{"a": 1.500, "b": 12345678901234567890.10, "c.d": {"b": 1.0, "a": [1,"x"]}}'
+      WHEN 4 THEN '{"a": "Zoë \"x\" \\ \n\u00e9", "b": true, "c.d": [1e3, {"x": -0.10}, []]}'
+      WHEN 5 THEN '{"a": "", "b": {}, "c.d": "{\"b\": 1}"}' END::jsonb
   FROM generate_series(1, 300) AS n
 """
 EXPRESSIONS = """
@@ -91,6 +95,13 @@ EXPRESSIONS = """
   ok IS NOT TRUE | ok IS FALSE | NOT ok | ok AND a > 0 | ok OR s > 0
   a::text | b::text | m::text | k::text | ok::text | d::text | ok::int
   u = 'c4ca4238-a0b9-2382-0dcc-509a6f75849b' | u
+  m / nullif(k, 0) | k / nullif(m, 0) | a / nullif(m, 0) | m / nullif(a, 0) | b / nullif(k, 0)
+  b::numeric(13,0) / nullif(a, 0) | b / nullif(m, 0) | 1.0 / nullif(a, 0) | m / 3 | k / 7.0
+  2 / nullif(s, 0)::numeric(6,2) | -m / 0.0001 | m / 10000 | 0.0001 / nullif(k, 0) | b / 12345.6789
+  round(m / nullif(k, 0), 3) | (m / nullif(s, 0))::numeric(12,2) | round(m / 7, 2) / nullif(s, 0)
+  coalesce(m, 0) / nullif(s, 0) | b / 99999999.99 | m / 9999.5 > k / 17 | m / nullif(f, 0)
+  t NOT LIKE '%a%' | m::numeric(34,3) * k | m::numeric(38,4) > b | m::numeric(38,4) - k
+  j
 """
 
 
