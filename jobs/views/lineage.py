@@ -359,7 +359,7 @@ class _Made:
         """Return coalesce() without columns that equal another of its columns, or are NULL."""
         if not isinstance(node, exp.Coalesce):
             return node
-        given = [node.this, *node.expressions]
+        given: list[exp.Expr] = [node.this, *node.expressions]
         for one, other in self._equals:
             if one in given and other in given:
                 given.remove(one)
