@@ -36,12 +36,13 @@ _MORE = {
     "left_join_of_joins": "SELECT c.id, x.n FROM customers c LEFT JOIN (SELECT o.customer_id,"
     " l.n FROM orders o JOIN lines l ON l.order_id = o.id WHERE l.qty > 0) x"
     " ON x.customer_id = c.id AND c.id > x.n",
-    "not_in_outer": "SELECT o.id FROM orders o LEFT JOIN customers c ON c.id = o.customer_id"
-    " WHERE c.region IS NULL OR o.id NOT IN (SELECT order_id FROM lines WHERE qty > 2)",
+    "not_exists_outer": "SELECT o.id FROM orders o LEFT JOIN customers c ON c.id = o.customer_id"
+    " WHERE c.region IS NULL OR NOT EXISTS (SELECT 1 FROM lines l"
+    " WHERE l.order_id = o.id AND l.qty > 2)",
     "nested_in": "SELECT id FROM customers WHERE id IN (SELECT customer_id FROM orders"
     " WHERE id IN (SELECT order_id FROM lines WHERE product_id NOT IN (SELECT id FROM products)))",
-    "in_as_value": "SELECT o.id, o.customer_id IN (SELECT author_id FROM tweets) AS known"
-    " FROM orders o",
+    "exists_as_value": "SELECT o.id, EXISTS (SELECT 1 FROM tweets t"
+    " WHERE t.author_id = o.customer_id) AS known FROM orders o",
     "union_in_from": "SELECT c.id, count(u.x) AS n FROM customers c LEFT JOIN (SELECT customer_id"
     " AS who, id AS x FROM orders UNION ALL SELECT author_id, id::int FROM tweets) u"
     " ON u.who = c.id GROUP BY c.id",

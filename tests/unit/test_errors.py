@@ -14,6 +14,7 @@ TABLE = {
     errors.InvariantError: (Policy.HALT, Exit.BUG),
     errors.ConfigError: (Policy.HALT, Exit.CONFIG),
     errors.GapError: (Policy.HALT, Exit.CONFIG),
+    errors.MiscountedError: (Policy.HALT, Exit.CONFIG),
     errors.PermissionDeniedError: (Policy.SLOW, Exit.PERMISSION),
     errors.StoreLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SwitchedError: (Policy.BACKOFF, Exit.TEMPORARY),
