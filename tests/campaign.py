@@ -153,12 +153,18 @@ def followers(chosen: argparse.Namespace) -> dict[str, Any]:
 def summary(figures: dict[str, Any]) -> str:
     """Return in words what the figures are: a paragraph of docs/GUARANTEES.md."""
     faults, fuzz, rounds = (figures[name] for name in ("faults", "fuzz", "followers"))
-    simulated = figures["simulation"]
+    simulated, snapshot = figures["simulation"], figures["snapshot"]
+    snapshots = (snapshot["initial"], snapshot["live"])
     (seed,) = {each["seed"] for each in fuzz["targets"].values()}
     return (
         f"The last long runs: {faults['faults']:,} faults under load (seed {faults['seed']}):"
         f" {faults['events']:,} events, {faults['lost']} lost, {faults['duplicate']} duplicate,"
-        f" {faults['reordered']} reordered; {simulated['schedules']:,} simulated schedules (seed"
+        f" {faults['reordered']} reordered; {sum(each['rounds'] for each in snapshots)} snapshots"
+        f" with {sum(each['injuries'] for each in snapshots)} faults (from seed"
+        f" {snapshot['first_seed']}): {sum(each['lost'] for each in snapshots)} lost,"
+        f" {sum(each['duplicate'] for each in snapshots)} duplicate,"
+        f" {sum(each['reordered'] for each in snapshots)} reordered;"
+        f" {simulated['schedules']:,} simulated schedules (seed"
         f" {simulated['seed']}): {simulated['sessions']:,} sessions, no finding;"
         f" {fuzz['inputs']:,} fuzzed inputs (seed {seed}): no finding; {rounds['rounds']} rounds of"
         f" followers with {rounds['injuries']} faults (from seed {rounds['first_seed']}):"
