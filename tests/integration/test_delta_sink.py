@@ -20,7 +20,7 @@ from cdc.errors import CDCError, ConfigError, StoreLostError, SwitchedError, Una
 from cdc.events import LSN
 from lockstep.conformance.store import CLICKS, LINES, USERS, applied, apply, change, key, row
 from lockstep.jobs.reading_as_of import read_as_of_arrow
-from lockstep.sinks.contract import Change, Changes, Version
+from lockstep.sinks.contract import Altered, AlteredColumn, Change, Changes, Column, Version
 from lockstep.sinks.delta import generations as delta_generations
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.frontiers import Frontiers
@@ -427,3 +427,29 @@ def test_a_mirror_that_cannot_be_written_holds_back_the_frontier_and_says_so(
     apply(lake.sink(), 3, users(3, 2, 3), lines(3, 2, 3))
     assert lake.ids() == {1: 1, 2: 3, 3: 3}
     assert {each["id"] for each in lake.table("lines").to_pyarrow_table().to_pylist()} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["_seq", "_exact", "_SEQ"])
+def test_a_column_with_the_name_of_one_of_ours_changes_no_mirror(lake: Lake, name: str) -> None:
+    """It came and was renamed between two cuts: ours would have got the new name, or its values."""
+    sink = lake.sink()
+    apply(sink, 1, users(1, 1))
+    theirs = Column(name, "int4", 23, -1, nullable=True)
+    named = USERS._replace(schema_id=8, columns=(*USERS.columns, theirs))
+    renamed = named._replace(schema_id=9, columns=(*USERS.columns, theirs._replace(name="sq")))
+    same = [AlteredColumn(column.name, column.name) for column in USERS.columns]
+    version = lake.table().version()
+    came = Altered(2, USERS, named, (*same, AlteredColumn(name, None)))
+    went = Altered(3, named, renamed, (*same, AlteredColumn("sq", name)))
+    for every in ([came], [went], [came, went]):
+        sink.close()
+        sink = lake.sink()
+        sink.begin(3, [renamed])
+        for altered in every:
+            sink.alter(altered)
+        with pytest.raises(ConfigError, match="treats as one") as error:
+            sink.commit(applied(3))
+        assert "leave the table out" in error.value.hint
+    assert lake.table().version() == version
+    assert lake.ids() == {1: 1}
+    sink.close()
