@@ -444,6 +444,6 @@ def key_changed(version: Version) -> ConfigError:
     name, key = version.name, ", ".join(version.key)
     return ConfigError(
         f"{name} has another key now ({key}), and the store has rows of the previous one",
-        hint=f"`cdc rebuild NAME --table {name}`: it reads the rows again, by the new key; then"
-        " start the follower",
+        hint=f"`cdc rebuild NAME --table {name}`, or without `--table` where the store has one"
+        " generation (SQL): it reads the rows again, by the new key; then start the follower",
     )

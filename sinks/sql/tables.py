@@ -91,7 +91,9 @@ class Tables:
         if stored and (known is None or known.source != version.name):
             raise ConfigError(
                 f"{version.name} can't be stored as {place}, which exists already",
-                hint="give the follower a `schema` or a database of its own, or drop that table",
+                hint="give the follower a `schema` or a database of its own, drop that table, or"
+                f" leave {version.name} out of the follower's `tables`, also once it is dropped in"
+                " the source: its events stay in the log",
             )
         if stored and key_of(cut, self._schema_of(version), version.table) != key:
             cut.exec_driver_sql(f"DROP TABLE {place}")
