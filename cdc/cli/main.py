@@ -108,7 +108,10 @@ def main(arguments: list[str] | None = None) -> None:
     from cdc.runtime import bugs  # noqa: PLC0415 - not for tests that run commands in their own process
 
     bugs.install()
-    stopping.leave(run(arguments))
+    code = run(arguments)
+    if arguments is not None:
+        sys.exit(code)  # a caller's process, which has threads of its own
+    stopping.leave(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
