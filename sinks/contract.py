@@ -425,6 +425,14 @@ def expect_alone(above: int, reached: int, *, applied: int, started: int) -> Non
         )
 
 
+def discard(sink: Sink, generation: int) -> None:
+    """Delete what was written of a generation: it is started over if readers see no other."""
+    if isinstance(sink, Generations) and sink.current() not in {None, generation}:
+        sink.drop(generation)
+    else:
+        sink.start_over(generation)
+
+
 def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0) -> None:
     """Raise ConfigError if rows would be mixed with rows that have another key.
 

@@ -17,7 +17,7 @@ from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.restoring import Restoring
 from lockstep.jobs.cuts.frontiers import Frontiers
-from lockstep.sinks.contract import Generations
+from lockstep.sinks.contract import discard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,10 +87,7 @@ class FromArchive:
             if state is not None and state.applied.place:
                 return state.applied
             if state is not None and state.reached:
-                if isinstance(sink, Generations) and sink.current() not in {None, generation}:
-                    sink.drop(generation)
-                else:
-                    sink.start_over(generation)
+                discard(sink, generation)
                 sink.open()
             filling = Restoring(self._config, self._name, start, self._spark, self._progress)
             return filling.fill(sink, generation, tables, joins=joins)

@@ -24,7 +24,7 @@ from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations.comparing import Difference, Holding
-from lockstep.sinks.contract import Alterable, Applied, Forgetful
+from lockstep.sinks.contract import Alterable, Applied, Forgetful, discard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -156,8 +156,8 @@ class Rebuild:
         except MiscountedError as error:
             self._progress(f"{error.what}: the rows are read again")
             build.close()
-            self._sink.drop(number)
             build = self._sink.at(number, tables)
+            discard(build, number)
             self._builder.read_again(build, number, tables)
             applied = self._forward(build, number)
         self._prove(build, self._versions(applied, tables), applied)
