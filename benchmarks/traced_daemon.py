@@ -114,9 +114,8 @@ def main(trace: str, *arguments: str) -> None:
     requests.addHandler(recorder.requests)
     requests.setLevel(logging.DEBUG)
     requests.propagate = False
-    sys.argv = ["cdc", *arguments]
     try:
-        run_cdc()
+        run_cdc([*arguments])
     finally:
         recorder.write(Path(trace))
 

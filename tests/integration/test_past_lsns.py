@@ -69,6 +69,8 @@ class Workload:
             added = f"ALTER TABLE users ADD COLUMN c{self._columns} text DEFAULT 'd'"
             query = f"{added}; UPDATE users SET name = 'ddl' WHERE id % 9 = 0"
             connection.execute(query.encode())
+            # A daemon that lags can't know the older rows' value once there is another column.
+            self._archived.log_reach()
         elif roll < 0.06:
             table = self._chance.choice(["quiet", "quiet", "users"])
             connection.execute(f"TRUNCATE {table}".encode())
