@@ -68,6 +68,11 @@ COLUMNS: Final[dict[str, dict[str, object]]] = {
 }
 
 
+def in_turn(*names: str) -> list[str]:
+    """Return one case of each name, by the appliers in turn."""
+    return [f"{name}-{APPLIERS[at % len(APPLIERS)]}" for at, name in enumerate(names)]
+
+
 def put(path: Path, *changed: dict[str, Any]) -> int:
     """Commit actions as another writer does; return the version."""
     log = path / "_delta_log"
@@ -108,6 +113,7 @@ def continued(lake: Lake, applier: str, name: str, version: int) -> None:
     assert newest(lake.path / "public.users") == version, "nothing was committed"
 
 
+@pytest.mark.long("each by every applier", sample=in_turn(*WRITERS, *READERS))
 @pytest.mark.parametrize("applier", APPLIERS)
 @pytest.mark.parametrize("feature", [*WRITERS, *READERS])
 def test_a_feature_is_served_or_refused_by_name(tmp_path: Path, feature: str, applier: str) -> None:
@@ -128,6 +134,7 @@ def test_a_feature_is_served_or_refused_by_name(tmp_path: Path, feature: str, ap
     continued(lake, applier, name, version)
 
 
+@pytest.mark.long("each by every applier", sample=in_turn(*PROPERTIES, *COLUMNS))
 @pytest.mark.parametrize("applier", APPLIERS)
 @pytest.mark.parametrize("name", [*PROPERTIES, *COLUMNS])
 def test_a_property_is_refused_whatever_the_protocol_names(

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 DELTA = ROOT / "docs" / "DELTA.md"
 
 
-@pytest.mark.long("keys of other kinds", sample=["plain", "pair"])
+@pytest.mark.long("keys of other kinds", sample=["pair"])
 @pytest.mark.parametrize("table", TABLES)
 def test_all_appliers_leave_the_same_rows(
     spark: SparkSession,

@@ -64,6 +64,7 @@ def aged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Aged:
     return Aged(tmp_path, monkeypatch)
 
 
+@pytest.mark.long("without restarts", sample=["True"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_table_of_frontiers_stays_bounded(
     aged: Aged, monkeypatch: pytest.MonkeyPatch, *, restarts: bool

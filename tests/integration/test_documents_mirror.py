@@ -206,6 +206,7 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     assert not shop.follow()
 
 
+@pytest.mark.long("the other store", sample=["redis_store"])
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
 def test_executors_build_the_same_documents(
     shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +240,7 @@ def test_executors_build_the_same_documents(
     shop.check()
 
 
+@pytest.mark.long("the other store", sample=["opensearch_store"])
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
 def test_documents_of_a_torn_cut_are_deleted_with_their_rows(shop: Shop) -> None:
     """Also if the row is in neither of the frontiers between which the follower continues."""

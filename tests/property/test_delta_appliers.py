@@ -143,6 +143,8 @@ def same_as_model(path: str, play: Play) -> None:
             assert found[key][name.name] == wanted, (key, name.name)
 
 
+# The other kinds of keys are in the sample of test_delta_positions.
+@pytest.mark.long("keys of other kinds", sample=["plain", "array", "zero"])
 @pytest.mark.parametrize("table", TABLES)
 def test_appliers_leave_the_same_rows(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes, deletes, unchanged columns, truncates, a wider version; a new sink now and then.

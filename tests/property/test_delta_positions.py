@@ -119,6 +119,8 @@ def optimize(path: Path) -> None:
     table.optimize.compact()
 
 
+# The other kinds of keys are in the sample of test_delta_appliers.
+@pytest.mark.long("keys of other kinds", sample=["loose", "pair", "odd"])
 @pytest.mark.parametrize("table", ["loose", *TABLES])
 def test_by_positions_as_by_merges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
