@@ -356,6 +356,14 @@ class Config(Section, frozen=True, kw_only=True):
             ],
         ),
     ] = {}
+    view_files: Annotated[
+        str,
+        Meta(
+            description="Folder with more views, in one file `NAME.sql` each: the query, after "
+            "comment lines with its other fields (`-- key: order_id`). Relative to this file.",
+            examples=["views"],
+        ),
+    ] = ""
     control: Control = Control()
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
