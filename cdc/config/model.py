@@ -19,6 +19,7 @@ from cdc.config.snapshot import Snapshot
 from cdc.config.tables import TableRule
 from cdc.config.value_options import Values
 from cdc.config.views import View
+from cdc.config.webhooks import Webhook
 from cdc.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -357,13 +358,29 @@ class Config(Section, frozen=True, kw_only=True):
         ),
     ] = {}
     view_files: Annotated[
-        str,
+        str | None,
         Meta(
             description="Folder with more views, in one file `NAME.sql` each: the query, after "
             "comment lines with its other fields (`-- key: order_id`). Relative to this file.",
             examples=["views"],
         ),
-    ] = ""
+    ] = None
+    webhooks: Annotated[
+        dict[str, Webhook],
+        Meta(
+            description="Receivers of tables' changes over HTTP, by names of 1 to 40 of "
+            "`a-z 0-9 _ -`: `cdc webhook run` sends them (docs/WEBHOOKS.md).",
+            examples=[
+                {
+                    "billing": {
+                        "url": "https://example.com/changes",
+                        "secrets": ["${HOOK_SECRET}"],
+                        "tables": ["public.orders"],
+                    }
+                }
+            ],
+        ),
+    ] = {}
     control: Control = Control()
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
