@@ -9,6 +9,7 @@ with psycopg.connect(...) as connection:
     connection.commit()
     token = client.token(connection)        # covers every commit so far; str(token) as text
 client.wait(token, ["cache"], timeout=2.0)  # after this the cache has it
+client.wait(token, ["view:timeline"])       # or each follower that holds the view
 ```
 
 It reads the followers' reports in the log and queries no store. One consumer stays open: a wait
@@ -52,6 +53,8 @@ _READ_SECONDS: Final = 0.1
 ASK_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 5.0
 _APPLIED_SECONDS: Final = 15.0
+# Names the followers that hold a view; no follower's name has a colon.
+VIEW: Final = "view:"
 
 
 class FollowerLag(NamedTuple):
@@ -84,7 +87,7 @@ class Client:
 
     def applied(self, followers: Iterable[str] | None = None) -> dict[str, FollowerRecord]:
         """Return the newest reports, of all followers or of these; one that never ran has none."""
-        names = chosen_names(self._config.followers, followers)
+        names = waited_for(self._config, followers)
         newest = self._refreshed(_APPLIED_SECONDS)
         return {name: newest[name] for name in names if name in newest}
 
@@ -96,11 +99,11 @@ class Client:
     ) -> dict[str, FollowerRecord]:
         """Return when every follower named (default: all) has applied everything up to `lsn`.
 
-        A text may be a token or an LSN. Raises LagError, which is also a TimeoutError, if one
-        has not in time, and at once if one has halted below `lsn`; UnavailableError if the brokers
-        do not answer in time.
+        `view:NAME` names every follower that holds the view. A text may be a token or an LSN.
+        Raises LagError, which is also a TimeoutError, if one has not in time, and at once if one
+        has halted below `lsn`; UnavailableError if the brokers do not answer in time.
         """
-        given, names = _given(lsn), chosen_names(self._config.followers, followers)
+        given, names = _given(lsn), waited_for(self._config, followers)
         began = time.monotonic()
         # First, because this call keeps to the timeout even if no broker answers.
         newest = self._refreshed(timeout)
@@ -183,6 +186,35 @@ class Client:
                 " configuration; it has no meaning on another server",
             )
         return given.lsn
+
+
+def waited_for(config: Config, wanted: Iterable[str] | None) -> list[str]:
+    """Return the followers that are named, each once, all for None: by name, or by `view:NAME`.
+
+    Raises ConfigError for a name that is unknown, and for a view that no follower holds.
+    """
+    if wanted is None:
+        return chosen_names(config.followers, None)
+    names = list[str]()
+    for each in wanted:
+        names += _holders(config, each.removeprefix(VIEW)) if each.startswith(VIEW) else [each]
+    return chosen_names(config.followers, names)
+
+
+def _holders(config: Config, view: str) -> list[str]:
+    holders = [name for name, each in config.followers.items() if view in each.views]
+    if view not in config.views:
+        raise ConfigError(
+            f"there is no view {view}",
+            hint=f"the views are {', '.join(config.views)}"
+            if config.views
+            else "none is declared: docs/VIEWS.md",
+        )
+    if not holders:
+        raise ConfigError(
+            f"no follower holds the view {view}", hint="name it in a follower's `views`"
+        )
+    return holders
 
 
 def lagging(

@@ -142,9 +142,9 @@ def _become(
     if unknown or not config.views:
         raise ConfigError(
             f"there is no view {', '.join(unknown)}".rstrip(),
-            hint=f"the section views has {', '.join(config.views)}"
+            hint=f"the views are {', '.join(config.views)}"
             if config.views
-            else "add it to the section views: docs/VIEWS.md",
+            else "add it to the section views, or to view_files: docs/VIEWS.md",
         )
     holders = [name for name, each in config.followers.items() if each.views]
     need(f"cdc view {command}", config, holders)

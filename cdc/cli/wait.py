@@ -30,13 +30,19 @@ REPORT_SECONDS: Final = 3.0
 
 @click.command(
     epilog=example(
-        "cdc wait --for cache,search --timeout 5s", "cdc wait --lsn 0/16B3748 --for mirror"
+        "cdc wait --for cache,search --timeout 5s",
+        "cdc wait --lsn 0/16B3748 --for mirror",
+        "cdc wait --for view:order_totals --json",
     )
 )
 @with_config
 @click.option("--lsn", help="Wait for all up to this LSN.  [default: all committed by now]")
 @click.option("--token", help="Wait for the LSN of a token, from cdc token or cdc.client.")
-@click.option("--for", "followers", help="Followers by name, with commas.  [default: all]")
+@click.option(
+    "--for",
+    "followers",
+    help="Followers by name, or view:NAME for each that holds a view, with commas.  [default: all]",
+)
 @click.option(
     "--timeout",
     type=Duration(),

@@ -7,7 +7,8 @@ guessed: an unset variable, a missing secret file, a duplicate key is a finding.
 One variable for each field: `LOCKSTEP_`, then the path in capitals joined by `_`
 (`LOCKSTEP_SOURCE_DSN`, `LOCKSTEP_LOG_LEVEL` for `log_level`). Settings below `log.kafka` follow a
 double underscore, with `_` for each dot: `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD`. Lists are separated
-by commas. The sections below `tables` and `followers` can be given in the file only.
+by commas. The sections below `tables` and `followers` can be given in the file only. Views can also
+be in files of their own, in the folder `view_files`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, get_origin
 
 import yaml
 
+from cdc.config import view_files
 from cdc.config.schema import ROOT, FieldPath, Schema, settable, variable_of
 from cdc.config.tables import Mask
+from cdc.config.views import View
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ MAX_FILE_BYTES: Final = 1_000_000
 # list.
 _FREE_DEPTH: Final = 20
 _LIST_DEPTH: Final = 2
+VIEW_FILES: Final = ("view_files",)
+VIEW: Final = Schema(View)
 
 
 class RawValue(NamedTuple):
@@ -58,6 +63,7 @@ def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
     references = _References(path.parent, env)
     for at, raw in layers.values.items():
         layers.values[at] = references.fill(raw, layers.problems, ".".join(at))
+    _read_views(path.parent, layers)
     return layers
 
 
@@ -171,6 +177,45 @@ def _construct(node: yaml.Node, depth: int) -> object:
     return value
 
 
+# --- views in files of their own ---
+
+
+def _read_views(folder: Path, layers: Layers) -> None:
+    """Add the views of the folder `view_files`; nothing in them is a reference."""
+    given = layers.values.get(VIEW_FILES)
+    if given is None or not isinstance(given.value, str) or not given.value:
+        return
+    try:
+        for file in view_files.files(folder / given.value):
+            _read_view(file, layers)
+    except view_files.UnreadableError as error:
+        layers.problems.append(f"{given.origin}: view_files: {error}")
+
+
+def _read_view(file: Path, layers: Layers) -> None:
+    at = ("views", file.stem)
+    if at in layers.values:
+        other = layers.values[at].origin
+        layers.problems.append(f"{file}:1: {'.'.join(at)}: given twice; it is in {other}, too")
+        return
+    layers.values.setdefault(at[:1], RawValue({}, "", f"{file}:1", as_text=False))
+    layers.values[at] = RawValue({}, "", f"{file}:1", as_text=False)
+    for view, name, text, origin in view_files.read(file):
+        here = (*at, name)
+        found = VIEW.below(name)
+        if here in layers.values:
+            what = "the query follows the comments" if name == view_files.SQL else "given twice"
+            layers.problems.append(f"{origin}: {'.'.join(here)}: {what}")
+        elif found is None:
+            hint = nearest(name, VIEW.fields)
+            layers.problems.append(f"{origin}: views.{view}.{name}: unknown name{hint}")
+        else:
+            value: object = text
+            if get_origin(found.type) is tuple:
+                value = _parts(text)
+            layers.values[here] = RawValue(value, text, origin, as_text=True)
+
+
 # --- the environment ---
 
 
@@ -190,7 +235,7 @@ def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
             at, field = single[variable]
             value: object = text
             if get_origin(field.type) is tuple:
-                value = [part.strip() for part in text.split(",") if part.strip()]
+                value = _parts(text)
         elif start is not None and len(variable) > len(start):
             value, name = text, variable.removeprefix(start).lower().replace("_", ".")
             at = (*maps[start], name)
@@ -201,6 +246,10 @@ def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
                 layers.problems.append(f"{variable}: the environment sets no such field{hint}")
             continue
         layers.values[at] = RawValue(value, text, variable, as_text=True)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 # --- references ---

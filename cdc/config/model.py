@@ -357,6 +357,14 @@ class Config(Section, frozen=True, kw_only=True):
             ],
         ),
     ] = {}
+    view_files: Annotated[
+        str | None,
+        Meta(
+            description="Folder with more views, in one file `NAME.sql` each: the query, after "
+            "comment lines with its other fields (`-- key: order_id`). Relative to this file.",
+            examples=["views"],
+        ),
+    ] = None
     webhooks: Annotated[
         dict[str, Webhook],
         Meta(

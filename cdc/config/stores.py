@@ -124,7 +124,7 @@ def _views(config: Config) -> Iterator[Complaint]:
         for view in follower.views:
             if view not in config.views:
                 at = ("followers", name, "views")
-                yield at, f"there is no view {view}; the section views has {list(config.views)}"
+                yield at, f"there is no view {view}; the views are {list(config.views)}"
 
 
 def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:

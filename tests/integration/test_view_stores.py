@@ -160,7 +160,7 @@ def viewed(
 def test_order_totals_and_timelines_follow_the_database_into_delta_and_redis(
     viewed: Viewed,
 ) -> None:
-    """Also after the definition has changed, and `cdc view verify` finds what is wrong."""
+    """And `cdc wait` waits for the followers that hold a view; `cdc view verify` compares them."""
     made = viewed.pipeline
     made.database.execute(*ROWS)
     made.start().wait_ready()
@@ -175,22 +175,28 @@ def test_order_totals_and_timelines_follow_the_database_into_delta_and_redis(
     explained = viewed.cdc("view", "explain", "timeline")[1][0]["tables"]
     assert set(explained.values()) == {"the affected follower_id"}
     with viewed.following("lake", "answers"):
+        waited = viewed.cdc("wait", "--for", "view:order_totals", "--timeout", "120s")
         code, verified = viewed.cdc("view", "verify", "--timeout", "120")
+    assert (waited[0], list(waited[1]["followers"])) == (Exit.OK, ["answers"])
     assert (code, [each["missing"] + each["extra"] for each in verified]) == (Exit.OK, [0, 0])
 
 
 def test_a_changed_definition_replaces_the_view_in_one_commit(
     viewed: Viewed,
 ) -> None:
-    """Readers of the frontier before still have the old rows."""
+    """Its definition is then in a file. Readers of the frontier before still have the old rows."""
     made = viewed.pipeline
     made.database.execute(*ROWS)
     made.start().wait_ready()
     viewed.follow("lake", "answers")
     before = viewed.lsn()
     written = yaml.safe_load(made.config_file.read_text())
-    written["views"]["order_totals"]["sql"] = f"SELECT * FROM ({TOTALS}) AS t WHERE id > 15"
+    del written["views"]["order_totals"]
+    written["view_files"] = "views"
     made.config_file.write_text(yaml.safe_dump(written))
+    file = made.config_file.with_name("views") / "order_totals.sql"
+    file.parent.mkdir()
+    file.write_text(f"-- key: id\nSELECT * FROM ({TOTALS}) AS t WHERE id > 15;\n")
     made.database.execute("INSERT INTO customers VALUES (100, 'nobody')")
     viewed.follow("lake", "answers")
     root, names = str(viewed.root / "views"), ["views.order_totals"]

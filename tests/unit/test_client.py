@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc import client as module
-from cdc.client import Client, lagging
+from cdc.client import Client, lagging, waited_for
 from cdc.config import Config, Log, Source
 from cdc.config.followers import Follower
-from cdc.errors import Exit, UnavailableError
+from cdc.config.views import View
+from cdc.errors import ConfigError, Exit, UnavailableError
 from cdc.events import LSN
 from cdc.log.follower_reports import SILENT_SECONDS, FollowerRecord, FollowerState
 from tests.fixtures.reported import reported
@@ -38,6 +39,41 @@ def test_the_applied_frontier_decides_unless_the_store_has_lost_it(
 ) -> None:
     late = bool(lagging(LSN(lsn), ["cache"], {"cache": record(at, state, age)}))
     assert late is (at < lsn or state == "rebuilding")
+
+
+VIEWED = Config(
+    pipeline="p",
+    source=Source(dsn="postgresql:///x"),
+    log=Log(bootstrap_servers="h:1"),
+    views={name: View(sql="SELECT 1", key=("a",)) for name in ("totals", "timeline", "unheld")},
+    followers={
+        "lake": Follower(),
+        "answers": Follower(views=("totals", "timeline")),
+        "cache": Follower(views=("timeline",)),
+    },
+)
+
+
+def test_a_view_names_every_follower_that_holds_it() -> None:
+    assert waited_for(VIEWED, None) == ["lake", "answers", "cache"]
+    assert waited_for(VIEWED, ["view:totals"]) == ["answers"]
+    assert waited_for(VIEWED, ["cache", "view:timeline", "lake"]) == ["cache", "answers", "lake"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "hint"),
+    [
+        ("view:x", "there is no view x", "totals, timeline, unheld"),
+        ("view:", "there is no view", "totals, timeline, unheld"),
+        ("view:unheld", "no follower holds the view unheld", "a follower's `views`"),
+        ("totals", "there is no follower totals", "lake, answers, cache"),
+    ],
+)
+def test_waiting_for_an_unknown_view_is_refused(name: str, says: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        waited_for(VIEWED, [name])
+    assert says in caught.value.what
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,8 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     secret = path.parent / "postgres"
     secret.write_text("pw", encoding="utf-8")
     switched = switched.replace("/run/secrets/postgres", str(secret))
+    (path.parent / "views").mkdir()
+    (path.parent / "views/totals.sql").write_text("-- key: id\nSELECT id FROM orders")
     secrets = {
         "KAFKA_PASSWORD": "pw",
         "HMAC_KEY": "k" * 16,
@@ -309,6 +311,7 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     config = loaded(path, switched, **secrets)
     assert config.slot == "lockstep_shop"
     assert set(config.followers) == {"mirror", "cache", "search"}
+    assert set(config.views) == {"order_totals", "totals"}
 
 
 @pytest.mark.parametrize("written", ["off", "on", "parallel", '"on"'])
