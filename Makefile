@@ -105,8 +105,8 @@ majors: setup ## every case, failovers, prepared transactions, lost slots on Pos
 	@for major in 15 16 18; do echo "Postgres $$major:"; \
 	  LOCKSTEP_TEST_PG_MAJOR=$$major $(BIN)/python -m pytest -q $(BY_MAJOR) $(ARGS) || exit 1; done
 
-lock: setup ## renew the lock files from pyproject.toml
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py
+lock: setup ## renew the lock files from pyproject.toml (ARGS=--keep keeps the versions that they have)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py $(ARGS)
 
 clean: ## stop the embedded stack, remove its data and all caches; .venv stays
 	@if [ -x $(BIN)/cdc ]; then for home in .lockstep .lockstep/demo; do \

@@ -19,6 +19,7 @@ import click
 from benchmarks import (
     costs,
     costs_page,
+    digest,
     follow_delta,
     follow_delta_large,
     follow_growth,
@@ -83,6 +84,7 @@ BENCHMARKS = {
     redis_truncate.NAME: Benchmark(redis_truncate.run, 8, 8),
     **{name: Benchmark(run_, 20, 20) for name, run_ in past.RUNS.items()},
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
+    digest.NAME: Benchmark(digest.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()

@@ -1,8 +1,10 @@
 """`python -m benchmarks.against REV NAME`: run a workload here and at another commit, alternately.
 
 A machine's speed varies by more than a change does. So the two commits run in pairs, in alternating
-order, and the ratio is compared. The result has every single run and is saved as
-`results/against-NAME.json`. Without the peer; uncommitted changes belong to "here".
+order, and the ratio is compared. Of a drain both commits' daemons drain the same backlog, on
+the same servers, by this checkout's benchmark; any other workload runs as each commit has it. The
+result has every single run and is saved as `results/against-NAME.json`. Without the peer;
+uncommitted changes belong to "here".
 """
 
 from __future__ import annotations
@@ -14,18 +16,29 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from benchmarks import result
+from benchmarks import result, turns
+from benchmarks.daemon import Daemon
+from benchmarks.drain_bigtx import BigTransaction
+from benchmarks.drain_inserts import Inserts
+from benchmarks.drain_tpcb import TpcB
+from benchmarks.drain_wide import Wide
 from benchmarks.progress import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from benchmarks.workload import Workload
 
 _ROOT: Final = Path(__file__).parent.parent
+_DRAINS: Final[Mapping[str, Workload]] = {
+    each.name: each for each in (Inserts(), TpcB(), BigTransaction(), Wide())
+}
 # The figures that are compared, where a result has them.
 _FIGURES: Final = ("value", "of_floor", "cpu_s_per_million", "peak_rss_mb", "p50_ms", "p99_ms")
 
@@ -39,18 +52,52 @@ _FIGURES: Final = ("value", "of_floor", "cpu_s_per_million", "peak_rss_mb", "p50
 @click.option("--seconds", type=float, help="Measured at the rate, of latency.")
 def main(rev: str, name: str, *, pairs: int, **given: float | None) -> None:
     """Run NAME at REV and here in turns; print the ratios, here to there, as one line of JSON."""
+    with checked_out(rev) as before:
+        if name in _DRAINS:
+            shown = drained(before, _DRAINS[name], pairs, given["rows"])
+        else:
+            shown = run_both(before, rev, name, pairs, given)
+    result.keep(shown)
+    click.echo(result.line(shown))
+
+
+def drained(before: Path, workload: Workload, pairs: int, rows: float | None) -> dict[str, Any]:
+    """Drain one backlog by both commits' daemons in turns; return the ratios."""
+    here, there = Daemon("here"), Daemon("there", tree=before)
+    found, versions = turns.run(workload, here, there, int(rows or workload.rows), pairs)
+    return {
+        "name": f"against-{workload.name}",
+        "unit": "rows/s",
+        "commit": result.commit(),
+        "against": commit_of(before),
+        "ratios": turns.ratios(found),
+        "runs": dict(zip(("here", "there"), turns.runs(found).values(), strict=True)),
+        "machine": result.machine(),
+        "versions": {**result.client_versions(), **versions},
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def commit_of(tree: Path) -> str:
+    """Return the commit of a checkout."""
+    asked = ["git", "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(asked, cwd=tree, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def run_both(
+    before: Path, rev: str, name: str, pairs: int, given: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """Run a workload as each commit has it, in turns; return the ratios."""
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     here: list[dict[str, Any]] = []
     there: list[dict[str, Any]] = []
-    with checked_out(rev) as before:
-        for number in range(pairs):
-            turn = [(_ROOT, here), (before, there)]
-            for tree, kept in turn if number % 2 else reversed(turn):
-                say(f"{name}: pair {number + 1} of {pairs}, {'here' if kept is here else rev}")
-                kept.append(measured(tree, name, options))
-    shown = compared(name, here, there)
-    result.keep(shown)
-    click.echo(result.line(shown))
+    for number in range(pairs):
+        turn = [(_ROOT, here), (before, there)]
+        for tree, kept in turn if number % 2 else reversed(turn):
+            say(f"{name}: pair {number + 1} of {pairs}, {'here' if kept is here else rev}")
+            kept.append(measured(tree, name, options))
+    return compared(name, here, there)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -16,7 +17,6 @@ from benchmarks.programs import Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from benchmarks.subject import RunContext
 
@@ -24,6 +24,7 @@ PARTITIONS = 4
 _SETUP_SECONDS = 600.0  # thousands of tables take minutes
 # The console script's own entry point, with this interpreter regardless of PATH.
 CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
+TREE = Path(__file__).parent.parent
 TRACED = (sys.executable, "-m", "benchmarks.traced_daemon")
 
 
@@ -82,6 +83,8 @@ class Daemon:
     partitions: int = PARTITIONS
     log: Mapping[str, str | int] = field(default_factory=dict)
     traced: bool = False  # whether it writes the times of its batches' stages to `trace_path`
+    program: tuple[str, ...] = CDC
+    tree: Path = TREE  # the checkout whose code runs
 
     @property
     def settings(self) -> Mapping[str, str | int]:
@@ -109,7 +112,13 @@ class Daemon:
         command = [*CDC, "setup", "--config", str(config), "--adopt-slot"]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SETUP_SECONDS, check=False
+                command,
+                capture_output=True,
+                text=True,
+                timeout=_SETUP_SECONDS,
+                check=False,
+                env=self._environment(),
+                cwd=self.tree,
             )
         except subprocess.TimeoutExpired as error:
             raise BenchmarkError(
@@ -124,11 +133,16 @@ class Daemon:
 
     def start(self, place: RunContext, run: str) -> Program:
         folder = place.folder / run
-        program = [*TRACED, str(trace_path(place, run))] if self.traced else CDC
+        program = [*TRACED, str(trace_path(place, run))] if self.traced else self.program
         return Program(
             self.name,
             [*program, "run", "--config", str(config_path(place, run))],
             folder / "log",
             # Put what it spills to disk into the folder that is measured.
-            environment={**os.environ, "TMPDIR": str(folder)},
+            environment=self._environment() | {"TMPDIR": str(folder)},
+            folder=self.tree,
         )
+
+    def _environment(self) -> dict[str, str]:
+        """Return one in which the checkout's code is found before what is installed."""
+        return {**os.environ, "PYTHONPATH": str(self.tree)}

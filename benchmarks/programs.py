@@ -25,6 +25,7 @@ class Program:
         log: Path,
         *,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self._log = log
@@ -35,6 +36,7 @@ class Program:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=folder,
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Read your own writes: wait, from an application, until followers have applied a commit.
+"""For applications: wait until followers have applied a commit, and read changes in a group.
 
 ```python
 from cdc.client import Client
@@ -25,22 +25,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.config import Config, load
 from cdc.config.followers import chosen_names
+from cdc.deliver.reading import GroupChange, GroupChanges
 from cdc.errors import ConfigError, Exit, LagError, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader
 from cdc.log.follower_reports import Readings
+from cdc.log.groups import NOW
 from cdc.operate.readable import size
 from cdc.source import token as tokens
 from cdc.source.token import Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     import psycopg
 
     from cdc.log.follower_reports import FollowerRecord
 
-__all__ = ["Client", "FollowerLag", "LagError", "Token"]
+__all__ = ["Client", "FollowerLag", "GroupChange", "GroupChanges", "LagError", "Token"]
 
 # How long a thread reads before it yields to others; a report ends that at once.
 _READ_SECONDS: Final = 0.1
@@ -113,6 +116,24 @@ class Client:
                 finally:
                     self._lock.release()
         return {name: newest[name] for name in names}
+
+    def changes(
+        self, tables: Sequence[str], group: str, start: LSN | datetime | str = NOW
+    ) -> GroupChanges:
+        """Return the changes of tables as an iterator, for a member of a group.
+
+        Every group sees each change, and its members share them; what is not acknowledged comes
+        again. A new group starts at `start`: `beginning` of the log, `now`, or at or shortly before
+        an LSN or a time. Each iterator belongs to one thread.
+
+        ```python
+        with client.changes(["public.orders"], group="billing") as changes:
+            for change in changes:
+                bill(change.after)
+                changes.acknowledge(change)
+        ```
+        """
+        return GroupChanges(self._config, tables, group, start)
 
     def close(self) -> None:
         """Close the connection to the broker."""

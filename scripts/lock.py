@@ -20,7 +20,17 @@ LOCKS = {
     "requirements-daemon.lock": [],
     "requirements-followers.lock": ["spark", "redis", "opensearch", "sql"],
     "requirements-dev.lock": [
-        *("local", "spark", "migrations", "redis", "opensearch", "sql", "console", "dev"),
+        *(
+            "local",
+            "spark",
+            "migrations",
+            "redis",
+            "opensearch",
+            "sql",
+            "console",
+            "webhook",
+            "dev",
+        ),
     ],
 }
 # Installed in addition to either of the two if the machine has no Java.
@@ -40,7 +50,8 @@ def main() -> None:
 
 
 def _compile(uv: str, name: str, also: str, *wanted: str) -> None:
-    options = ["--universal", "--python-version", "3.11", "--generate-hashes", "--upgrade"]
+    options = ["--universal", "--python-version", "3.11", "--generate-hashes"]
+    options += [] if "--keep" in sys.argv else ["--upgrade"]
     # pip takes the newest of `name[extra]` where only `name` is pinned, and then misses its hash.
     options += ["--no-strip-extras"]
     options += ["--no-annotate", "--no-header", "--no-emit-index-url", "-o", name]

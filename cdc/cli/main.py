@@ -44,6 +44,8 @@ COMMANDS = {
     "table": "Add tables, remove or list them.",
     "status": "Show how far the log is, and what is wrong.",
     "console": "Show the pipeline in a browser.",
+    "webhook": "Send changes to receivers over HTTP.",
+    "group": "List or move groups of readers that acknowledge changes.",
     "metrics": "Print metrics, alert rules and a dashboard.",
     "token": "Print the LSN up to which the source is written.",
     "wait": "Wait until followers have applied a commit.",

@@ -19,6 +19,7 @@ from cdc.config.snapshot import Snapshot
 from cdc.config.tables import TableRule
 from cdc.config.value_options import Values
 from cdc.config.views import View
+from cdc.config.webhooks import Webhook
 from cdc.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -351,6 +352,22 @@ class Config(Section, frozen=True, kw_only=True):
                     "order_totals": {
                         "sql": "SELECT order_id, sum(price) AS total FROM lines GROUP BY order_id",
                         "key": ["order_id"],
+                    }
+                }
+            ],
+        ),
+    ] = {}
+    webhooks: Annotated[
+        dict[str, Webhook],
+        Meta(
+            description="Receivers of tables' changes over HTTP, by names of 1 to 40 of "
+            "`a-z 0-9 _ -`: `cdc webhook run` sends them (docs/WEBHOOKS.md).",
+            examples=[
+                {
+                    "billing": {
+                        "url": "https://example.com/changes",
+                        "secrets": ["${HOOK_SECRET}"],
+                        "tables": ["public.orders"],
                     }
                 }
             ],

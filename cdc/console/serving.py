@@ -35,8 +35,10 @@ LEAST_TOKEN: Final = 32
 _HEADER_SECONDS: Final = 10.0
 _CONNECTIONS: Final = 200 + MOST_STREAMS
 # Of them, how many may be without a request: with more the oldest is closed, so that clients who
-# send nothing keep nobody out.
+# send nothing keep nobody out. Not before it has had some time: a thousand that connect at once are
+# accepted together, before any of their requests is read.
 _MOST_WAITING: Final = 100
+_LEAST_SECONDS: Final = 1.0
 # For files and the brokers' connections.
 _OTHER_FILES: Final = 600
 # The default of 5 ms lets a measurement delay answers: a request takes its turns with it.
@@ -49,7 +51,7 @@ class _Protocol(H11Protocol):
     Or earlier, if too many others wait for theirs, the first or the next one.
     """
 
-    _waiting: ClassVar[dict[_Protocol, None]] = {}  # the oldest first
+    _waiting: ClassVar[dict[_Protocol, float]] = {}  # since when; the oldest first
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as the base class
@@ -87,11 +89,18 @@ class _Protocol(H11Protocol):
         self.loop.call_later(seconds, self.transport.abort)
 
     def _wait(self) -> None:
-        self._waiting[self] = None
+        self._waiting[self] = self.loop.time()
         if len(self._waiting) > _MOST_WAITING:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.transport.close()
+            self.loop.call_later(_LEAST_SECONDS, self._close_oldest)
+
+    def _close_oldest(self) -> None:
+        latest = self.loop.time() - _LEAST_SECONDS
+        for each, since in list(self._waiting.items())[
+            : max(0, len(self._waiting) - _MOST_WAITING)
+        ]:
+            if since <= latest:
+                del self._waiting[each]
+                each.transport.close()
 
     def _is_answering(self) -> bool:
         return bool(self.cycle) and not self.cycle.response_complete

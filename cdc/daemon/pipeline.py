@@ -82,7 +82,6 @@ class Pipeline:
             config, self.worker.wake_fd, committed_only=process.reread, patience=process.patience
         )
         self._closing.callback(self.stream.close)
-        self._closing.callback(self.batch.hashing.close)
 
     # -- the start, in the order that makes it safe ------------------------------------------------
 

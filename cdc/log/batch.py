@@ -12,7 +12,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from cdc.log.digests import ChunkHash
-from cdc.log.hashing import Hashing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +74,7 @@ class PartitionQueue:
         self.others = 0
         self._batch.taken(self)
         if self.hash is not None:
-            self._batch.hashing.add(self.hash, taken)
+            self.hash.add(taken)
         return taken
 
 
@@ -85,7 +84,6 @@ class Batch:
     def __init__(self, *, digests: bool = False) -> None:
         """With `digests` it keeps a digest of the records of each partition."""
         self._digests = digests
-        self.hashing = Hashing()
         self._topics: dict[str, list[PartitionQueue]] = {}
         self._appends: dict[str, Appends] = {}
         # Ordered sets: the partitions that hold messages, and those that any were taken from.
@@ -136,8 +134,6 @@ class Batch:
 
     def handed_over(self) -> None:
         """Note that all that waited was taken."""
-        if self._digests:
-            self.hashing.start()
         self._handed_over_bytes = self.bytes
 
     def send_letters(self) -> Iterator[tuple[PartitionQueue, bytes, bytes]]:
@@ -153,7 +149,6 @@ class Batch:
 
     def digests(self) -> dict[tuple[str, int], bytes]:
         """Return the digest of each partition's records in this batch, before it is closed."""
-        self.hashing.wait()
         return {
             (partition.topic, partition.number): partition.hash.digest()
             for partition in self._moved

@@ -1,7 +1,8 @@
 """Read the log: ranges whose ends were fixed first, or what arrives from an offset on.
 
-The only consumer of the product. It sees committed records only, joins no group and commits no
-offsets: it keeps its own position. Not for several threads at once.
+The only consumer of the product but the members of groups (`cdc.log.groups`). It sees committed
+records only, joins no group and commits no offsets: it keeps its own position. Not for several
+threads at once.
 
 A range whose end is proven not to exist raises GapError with its offsets. What retention has
 deleted from the beginning of a range may have been transaction markers only: with `skip_deleted` it

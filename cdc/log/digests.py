@@ -44,13 +44,9 @@ class ChunkHash:
     def __init__(self) -> None:
         self._hash = sha256()
 
-    def update(self, data: memoryview) -> None:
-        """Add records after those added before, as `encode` returns them."""
-        self._hash.update(data)
-
     def add(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Add records after those added before."""
-        for data in encode(messages):
+        for data in _encoded(messages):
             self._hash.update(data)
 
     def add_columns(self, keys: Iterable[bytes | None], values: Iterable[bytes | None]) -> None:
@@ -62,7 +58,7 @@ class ChunkHash:
         return self._hash.digest()
 
 
-def encode(messages: Sequence[Mapping[str, Any]]) -> Iterator[memoryview]:
+def _encoded(messages: Sequence[Mapping[str, Any]]) -> Iterator[memoryview]:
     """Yield the bytes of records that have `key` and `value`, in this order, and nothing else."""
     for at in range(0, len(messages), _PIECE):
         piece = messages[at : at + _PIECE]

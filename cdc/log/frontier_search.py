@@ -19,10 +19,11 @@ _FEW: Final = 64
 
 
 class Placed(NamedTuple):
-    """A frontier record, and its offset."""
+    """A frontier record, its offset, and when it was published, in milliseconds since 1970."""
 
     record: FrontierRecord
     offset: int
+    published_ms: int
 
 
 class FrontierSearch:
@@ -81,7 +82,7 @@ class FrontierSearch:
                 value = message.value() or b""
                 record = records.decode(records.FrontierRecord, value, self._topic)
                 if record.pipeline == self._config.pipeline:
-                    yield Placed(record, message.offset() or 0)
+                    yield Placed(record, message.offset() or 0, message.timestamp()[1])
 
 
 def starts_at_zero(record: FrontierRecord) -> bool:

@@ -69,3 +69,4 @@ dead_topic = _own("dead")  # dead letters: complete events too large for their o
 messages_topic = _own("messages")  # logical messages
 snapshot_topic = _own("snapshot")  # the snapshots' state, plans and finished ranges
 followers_topic = _own("followers")  # in which followers report
+groups_topic = _own("groups")  # where groups of readers started, and what webhooks gave up

@@ -84,6 +84,11 @@ def followers_topic(config: Config) -> Topic:
     return Topic(names.followers_topic(config.prefix), 1, _COMPACTED)
 
 
+def groups_topic(config: Config) -> Topic:
+    """Return the topic of the groups of readers."""
+    return Topic(names.groups_topic(config.prefix), 1, _COMPACTED)
+
+
 def data_topic(config: Config, schema: str, table: str) -> Topic:
     """Return the topic of one table."""
     name = names.data_topic(config.prefix, schema, table)

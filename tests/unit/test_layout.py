@@ -40,6 +40,7 @@ OWNERS = {
     "click": {"cdc/cli"},
     "starlette": {"cdc/console"},
     "uvicorn": {"cdc/console"},
+    "urllib3": {"cdc/deliver/sending.py"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
     "redis": {"cdc/playground/demo/stores.py"},
     "opensearchpy": {"cdc/playground/demo/stores.py"},
@@ -56,7 +57,8 @@ OWNERS = {
 ROOMS = (
     *("events", "errors", "failpoints", "runtime", "decode", "config", "log", "encode", "source"),
     *("publication", "sequence", "snapshot.incremental", "snapshot.initial", "verify", "operate"),
-    *("operate.doctor", "operate.commands", "daemon", "console", "client", "playground", "cli"),
+    *("operate.doctor", "operate.commands", "daemon", "console", "deliver", "client"),
+    *("playground", "cli"),
 )
 # The same of `sinks` and `jobs`; their modules in no room are below and above them.
 SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
@@ -98,7 +100,7 @@ PURE |= {
     for module in ("chunk_state", "reconcile", "visibility")
 }
 # Tools around the daemon, which runs without them.
-AROUND = ("cli", "playground", "client", "console")
+AROUND = ("cli", "playground", "client", "console", "deliver")
 
 
 def name_of(path: Path) -> str:

@@ -1,0 +1,217 @@
+"""`cdc webhook`: send changes to receivers over HTTP, and decide on what they refused."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    echo,
+    example,
+    next_step,
+    print_done,
+    print_json,
+    print_warning,
+    with_config,
+    yes,
+)
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.deliver.webhooks import Webhook
+
+_LINE_SECONDS: Final = 10.0
+_SECRET_BYTES: Final = 32
+
+
+@click.group(
+    epilog=example("cdc webhook secret", "cdc webhook run", "cdc webhook undelivered billing")
+)
+def webhook() -> None:
+    """Send tables' changes to receivers over HTTP, each key's in order, at least once.
+
+    See docs/WEBHOOKS.md for messages, signatures, retries and what a receiver has to do.
+    """
+
+
+@webhook.command(epilog=example("cdc webhook run", "cdc webhook run billing"))
+@with_config
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@as_json
+def run(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
+    """Deliver the webhooks named (default: all) until Ctrl-C; several processes share the work."""
+    from cdc.runtime import extras  # noqa: PLC0415 - not for --help
+
+    extras.require("cdc webhook", "webhook")
+    from cdc.deliver import webhooks  # noqa: PLC0415 - as above
+    from cdc.errors import ConfigError  # noqa: PLC0415 - as above
+
+    chosen = names or tuple(config.webhooks)
+    if not chosen:
+        raise ConfigError("the configuration has no webhooks", hint="see docs/WEBHOOKS.md")
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    for name in chosen:
+        webhooks.chosen(config, name)
+    running: dict[str, Webhook] = {}
+    print_done(f"delivering {', '.join(chosen)}; Ctrl-C ends it")
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        ended = [
+            pool.submit(webhooks.deliver, config, name, over.is_set, running) for name in chosen
+        ]
+        for future in ended:
+            future.add_done_callback(lambda _: over.set())
+        while not over.wait(_LINE_SECONDS):
+            for name, each in list(running.items()):
+                _print_counts(name, each, as_json=as_json)
+    for future in ended:
+        future.result()
+
+
+def _print_counts(name: str, each: Webhook, *, as_json: bool) -> None:
+    counts = each.counts
+    if as_json:
+        print_json({"webhook": name, "at": time.time(), **counts._asdict()})
+        return
+    line = f"{name}: {counts.delivered:,} delivered, {counts.held:,} held"
+    if counts.failing:
+        line += f", {counts.failing:,} keys are refused"
+    if counts.given_up:
+        line += f", {counts.given_up:,} given up"
+    (print_warning if counts.away else echo)(line + (f"; {counts.away}" if counts.away else ""))
+
+
+@webhook.command(epilog=example("cdc webhook status", "cdc webhook status --json"))
+@with_config
+@as_json
+def status(config: Config, *, as_json: bool) -> None:
+    """Show how far each webhook is, and what it gave up; exit 1 if one needs a person."""
+    from cdc.deliver import undelivered, webhooks  # noqa: PLC0415 - not for --help
+    from cdc.log import group_records, groups  # noqa: PLC0415 - as above
+
+    started = group_records.read(config)
+    shown, wrong = list[dict[str, Any]](), False
+    for name in config.webhooks:
+        record = started.get(webhooks.group_of(name))
+        state = groups.state(config, record) if record else None
+        left = sum(each.state == "undelivered" for each in undelivered.read(config, name))
+        shown.append(
+            {
+                "webhook": name,
+                "started": state is not None,
+                "members": state.members if state else 0,
+                "lag": state.lag if state else None,
+                "undelivered": left,
+            }
+        )
+        wrong |= bool(left) or not (state and state.members)
+    if as_json:
+        print_json(shown)
+    else:
+        for each in shown:
+            _print_status(**each)
+    if wrong:
+        raise click.exceptions.Exit(1)
+
+
+def _print_status(
+    webhook: str, *, started: bool, members: int, lag: int | None, undelivered: int
+) -> None:
+    if not started:
+        print_warning(f"{webhook}: has never run: cdc webhook run {webhook}")
+        return
+    running = f"{members} running" if members else "not running"
+    line = f"{webhook}: {running}, {lag:,} offsets are not acknowledged"
+    if undelivered:
+        line += f", {undelivered:,} events given up: cdc webhook undelivered {webhook}"
+    (echo if members and not undelivered else print_warning)(line)
+
+
+@webhook.command(epilog=example("cdc webhook secret"))
+@as_json
+def secret(*, as_json: bool) -> None:
+    """Print a new secret to sign messages with; configuration and receiver both need it."""
+    made = f"whsec_{base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()}"
+    if as_json:
+        print_json({"secret": made})
+    else:
+        click.echo(made)
+
+
+@webhook.command(epilog=example("cdc webhook undelivered billing"))
+@with_config
+@click.argument("name")
+@as_json
+def undelivered(config: Config, name: str, *, as_json: bool) -> None:
+    """List what the webhook NAME gave up, and what was decided on it."""
+    import msgspec  # noqa: PLC0415 - not for --help
+
+    from cdc.deliver import undelivered as found  # noqa: PLC0415 - as above
+    from cdc.deliver import webhooks  # noqa: PLC0415 - as above
+
+    webhooks.chosen(config, name)
+    records = list(found.read(config, name))
+    if as_json:
+        print_json([msgspec.structs.asdict(each) for each in records])
+        return
+    for each in records:
+        decided = f" by {each.decided_by}" if each.decided_by else ""
+        place = f"{each.topic} [{each.partition}] {each.offset}"
+        echo(f"{each.id}  {place}  {each.why} ({each.attempts} attempts)  {each.state}{decided}")
+    if any(each.state == "undelivered" for each in records):
+        next_step(f"cdc webhook send {name} ID, or cdc webhook discard {name} ID")
+    elif not records:
+        echo(f"the webhook {name} has given up nothing")
+
+
+_ids = click.argument("ids", metavar="[ID]...", nargs=-1)
+
+
+@webhook.command(epilog=example("cdc webhook send billing shop-1-1042", "cdc webhook send billing"))
+@with_config
+@click.argument("name")
+@_ids
+@as_json
+def send(config: Config, name: str, ids: tuple[str, ...], *, as_json: bool) -> None:
+    """Send undelivered events of the webhook NAME again (default: all), out of their order."""
+    from cdc.deliver import webhooks  # noqa: PLC0415 - not for --help
+
+    done = webhooks.send_again(config, name, ids)
+    if as_json:
+        print_json([{"id": each, "delivered": not why, "why": why} for each, why in done])
+    else:
+        for each, why in done:
+            (print_warning if why else print_done)(f"{each}: {why or 'delivered'}")
+    if any(why for _, why in done):
+        raise click.exceptions.Exit(1)
+
+
+@webhook.command(
+    epilog=example("cdc webhook discard billing shop-1-1042", "cdc webhook discard billing --yes")
+)
+@with_config
+@click.argument("name")
+@_ids
+@yes
+@as_json
+def discard(config: Config, name: str, ids: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
+    """Decide that undelivered events of the webhook NAME (default: all) are not sent."""
+    from cdc.deliver import webhooks  # noqa: PLC0415 - not for --help
+
+    if not yes:
+        confirm(f"Discard {', '.join(ids) or 'all that it gave up'}? The receiver never gets it.")
+    done = webhooks.discard(config, name, ids)
+    if as_json:
+        print_json(done)
+    else:
+        print_done(f"discarded {len(done)} events; the decision is recorded")

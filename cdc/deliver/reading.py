@@ -1,0 +1,115 @@
+"""Changes as an iterator, for the members of an application's own group.
+
+Each group sees every change, and its members share them by partition. A change counts as done when
+it is acknowledged, in any order; after a crash what was not is received again.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import orjson
+
+from cdc.errors import ConfigError
+from cdc.events import LSN, table_name
+from cdc.log import names, reader
+from cdc.log.groups import NOW, Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdc.config import Config
+    from cdc.log.groups import Received, Start
+    from cdc.log.partitions import Partition
+
+_WAIT_SECONDS: Final = 0.2
+
+
+class GroupChange(NamedTuple):
+    """A change of a row, with JSON values as docs/EVENTS.md has them; `op` as there: c, u, d, r, t.
+
+    `seq` orders all changes of a pipeline. `key` is None in a table without one, and `before` where
+    the table's replica identity does not send it.
+    """
+
+    table: str
+    op: str
+    seq: int
+    lsn: LSN
+    committed_at: datetime
+    key: dict[str, Any] | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    partition: Partition
+    offset: int
+
+
+class GroupChanges:
+    """Yields changes until it is closed; belongs to one thread."""
+
+    def __init__(
+        self, config: Config, tables: Sequence[str], group: str, start: Start = NOW
+    ) -> None:
+        """Join the group, which starts at `start` if it is new."""
+        self._prefix = config.prefix
+        self._group = Group(config, group, topics_of(config, tables), start)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[GroupChange]:
+        while True:
+            yield from self.receive(_WAIT_SECONDS)
+
+    def receive(self, seconds: float) -> list[GroupChange]:
+        """Return the changes that have arrived; wait up to `seconds` for some."""
+        return [self._change(each) for each in self._group.receive(seconds)]
+
+    def acknowledge(self, change: GroupChange) -> None:
+        """Note that a change is done.
+
+        It is committed by the next `receive` that is a second after the last commit, and by
+        `close`; until then a crash brings it again.
+        """
+        self._group.acknowledge(change.partition, change.offset)
+
+    def close(self) -> None:
+        """Commit what is acknowledged; other members get the partitions at once."""
+        try:
+            self._group.commit()
+        finally:
+            self._group.close()
+
+    def _change(self, received: Received) -> GroupChange:
+        event = orjson.loads(received.value)
+        source = event["source"]
+        return GroupChange(
+            table=names.table_name(self._prefix, received.partition[0]),
+            op=event["op"],
+            seq=source["seq"],
+            lsn=LSN.parse(source["commit_lsn"]),
+            committed_at=datetime.fromtimestamp(source["ts_us"] / 1e6, UTC),
+            key=None if received.key is None else orjson.loads(received.key),
+            before=event.get("before"),
+            after=event.get("after"),
+            partition=received.partition,
+            offset=received.offset,
+        )
+
+
+def topics_of(config: Config, tables: Sequence[str]) -> list[str]:
+    """Return the topics of captured tables; raise ConfigError for a table that is not captured."""
+    known = {
+        table_name(each.schema, each.table): each.topic for each in reader.read_schemas(config)
+    }
+    if missing := [each for each in tables if each not in known]:
+        raise ConfigError(
+            f"the log has no table {missing[0]}",
+            hint="`cdc table list` lists the captured tables; the log has a table from its first"
+            " change or snapshot on",
+        )
+    return [known[each] for each in tables]

@@ -1,0 +1,161 @@
+"""One request to a webhook's receiver, signed by Standard Webhooks.
+
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import urllib3
+
+from cdc.deliver import addresses
+from cdc.errors import CDCError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.config.webhooks import Webhook
+
+_PREFIX: Final = "whsec_"
+_LEAST_BYTES, _MOST_BYTES = 24, 64  # of a secret, by the specification
+_LONGEST_PAUSE_SECONDS: Final = 3_600.0
+# A receiver that is away, not one that refuses an event.
+_AWAY: Final = frozenset({429, 502, 503, 504})
+_RESOLVED_SECONDS: Final = 10.0
+_OK: Final = range(200, 300)
+_NO_MORE: Final = 410
+# How many idle connections to one address are kept.
+_KEPT: Final = 32
+
+
+class Answer(NamedTuple):
+    """What came of a request.
+
+    Unless it is delivered, `why` says why not. `away`: the receiver as such does not answer;
+    `pause` is for how long it asks to be sent nothing. `over`: it wants no more messages.
+    """
+
+    delivered: bool
+    why: str = ""
+    away: bool = False
+    pause: float = 0.0
+    over: bool = False
+
+
+def key_of(secret: str) -> bytes:
+    """Return the bytes of a secret like whsec_…; raise ConfigError without its content."""
+    try:
+        found = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if not _LEAST_BYTES <= len(found) <= _MOST_BYTES:
+        raise ConfigError(
+            "a webhook's secret is none of 24 to 64 bytes in base64",
+            hint="make one: `cdc webhook secret`",
+        )
+    return found
+
+
+def signature(keys: Sequence[bytes], message_id: str, at: int, body: bytes) -> str:
+    """Return the header of a message: one signature with each key."""
+    signed = f"{message_id}.{at}.".encode() + body
+    made = [base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys]
+    return " ".join(f"v1,{each}" for each in made)
+
+
+class Sender:
+    """Sends requests to one receiver; for several threads at once."""
+
+    def __init__(self, webhook: Webhook) -> None:
+        parts = urlsplit(webhook.url)
+        self._https = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._https else 80)
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._at = parts.netloc.rpartition("@")[2]
+        self._allowed = addresses.networks(webhook.allow)
+        self._keys = [key_of(each) for each in webhook.secrets]
+        self._seconds = webhook.timeout_seconds
+        self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
+        self._resolved = "", 0.0  # the address that was judged, and until when it is used
+
+    def send(self, message_id: str, body: bytes) -> Answer:
+        """Send a message, and return what came of it. Redirects are not followed."""
+        at = int(time.time())
+        headers = {
+            "content-type": "application/json",
+            "user-agent": "lockstep",
+            "host": self._at,
+            "webhook-id": message_id,
+            "webhook-timestamp": str(at),
+            "webhook-signature": signature(self._keys, message_id, at, body),
+        }
+        try:
+            response = self._pool(self._address()).urlopen(
+                "POST",
+                self._path,
+                body=body,
+                headers=headers,
+                redirect=False,
+                retries=False,
+                preload_content=False,
+            )
+            status, wait = response.status, response.headers.get("retry-after", "")
+            response.drain_conn()
+        except CDCError as error:
+            return Answer(delivered=False, why=error.what, away=True)
+        except urllib3.exceptions.ReadTimeoutError:
+            return Answer(delivered=False, why=f"no answer within {self._seconds:g} s", away=True)
+        except urllib3.exceptions.HTTPError as error:
+            return Answer(delivered=False, why=f"no connection: {type(error).__name__}", away=True)
+        return answer(status, wait)
+
+    def close(self) -> None:
+        """Close connections."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def _address(self) -> str:
+        address, until = self._resolved
+        if time.monotonic() >= until:
+            address = addresses.resolve(self._host, self._port, self._allowed, public=self._https)
+            self._resolved = address, time.monotonic() + _RESOLVED_SECONDS
+        return address
+
+    def _pool(self, address: str) -> urllib3.HTTPConnectionPool:
+        found = self._pools.get(address)
+        if found is None:
+            timeout = urllib3.Timeout(connect=min(10.0, self._seconds), read=self._seconds)
+            if self._https:
+                found = urllib3.HTTPSConnectionPool(
+                    address,
+                    self._port,
+                    timeout=timeout,
+                    maxsize=_KEPT,
+                    server_hostname=self._host,
+                    assert_hostname=self._host,
+                )
+            else:
+                found = urllib3.HTTPConnectionPool(
+                    address, self._port, timeout=timeout, maxsize=_KEPT
+                )
+            self._pools[address] = found
+        return found
+
+
+def answer(status: int, retry_after: str) -> Answer:
+    """Return what an HTTP status means."""
+    if status in _OK:
+        return Answer(delivered=True)
+    why = f"HTTP {status}"
+    pause = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() else 0.0
+    pause = min(pause, _LONGEST_PAUSE_SECONDS) if status in _AWAY else 0.0
+    return Answer(
+        delivered=False, why=why, away=status in _AWAY, pause=pause, over=status == _NO_MORE
+    )

@@ -1,0 +1,450 @@
+"""A member of a Kafka consumer group that reads tables' topics, and acknowledges what is done.
+
+Members share the partitions; each group sees all. What is committed is the offset before which all
+is acknowledged, so after a crash or a rebalance every record that is not is received again.
+
+An answer that a group has no offset is not believed: where a group started is a record of ours
+(`cdc.log.group_records`), so a partition that should have one and has none is a gap, and so is a
+topic that was deleted and created again. Not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+from cdc.events import LSN
+from cdc.log import group_records, topics
+from cdc.log.client import NOT_THERE, settings, translate, translated
+from cdc.log.consumer import LogConsumer
+from cdc.log.frontier_search import FrontierSearch
+from cdc.log.group_records import GroupRecord, StartedTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from cdc.config import Config
+    from cdc.log.partitions import Partition, Range
+
+# Where a group starts: an LSN and a time stand for the first record at or shortly before it.
+Start = str | LSN | datetime
+BEGINNING: Final = "beginning"
+NOW: Final = "now"
+
+_TIMEOUT_SECONDS: Final = 15.0
+_COMMIT_SECONDS: Final = 1.0
+_MOST: Final = 1_000  # records of one `receive`
+# How long a member may take between two calls of `receive` before others take its partitions.
+_SILENCE_MS: Final = 900_000
+# Clocks of a producer may have been set back in between.
+_MARGIN_MS: Final = 60_000
+_AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local errors are spelled so
+_NOT_ALONE: Final = {
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+}
+
+
+class Received(NamedTuple):
+    """A record of a table's topic; its value is an event (docs/EVENTS.md)."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
+    value: bytes
+
+
+class Progress:
+    """The offsets of one partition that were received, and which of them are acknowledged.
+
+    Acknowledgements come in any order; `committed` never passes one that is missing.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._open: deque[int] = deque()
+        self._acknowledged: set[int] = set()
+        self._position = start
+
+    def receive(self, offset: int) -> None:
+        """Note a record that has to be acknowledged."""
+        self._open.append(offset)
+        self._position = offset + 1
+
+    def skip(self, position: int) -> None:
+        """Note that nothing else before `position` has to be acknowledged."""
+        self._position = max(self._position, position)
+
+    def acknowledge(self, offset: int) -> None:
+        """Note that a record that was received is done; repeatable."""
+        if self._open and offset >= self._open[0]:
+            self._acknowledged.add(offset)
+        while self._open and self._open[0] in self._acknowledged:
+            self._acknowledged.discard(self._open.popleft())
+
+    @property
+    def committed(self) -> int:
+        """The offset before which all is done."""
+        return self._open[0] if self._open else self._position
+
+
+class Group:
+    """One member. Close it: its partitions go to the other members at once."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        read: Sequence[str],
+        start: Start = NOW,
+        *,
+        released: Callable[[set[Partition]], None] = lambda _: None,
+    ) -> None:
+        """Join the group that reads these topics; a new one starts at `start`.
+
+        `released` is called with partitions before they go to other members: what is acknowledged
+        until it returns is committed.
+        """
+        self._config, self.name, self._released = config, name, released
+        self._error: CDCError | None = None
+        self._progress: dict[Partition, Progress] = {}
+        self._committed: dict[Partition, int] = {}
+        self._commit_at = 0.0
+        self._is_paused = False
+        with translated("creating a consumer"):
+            self._client = _consumer(config, name)
+        try:
+            self._started = _begin(config, self._client, name, read, start)
+            with translated(f"joining the group {group_id(config, name)}"):
+                self._client.subscribe(
+                    list(read),
+                    on_assign=self._assigned,
+                    on_revoke=self._revoked,
+                    on_lost=self._lost,
+                )
+        except BaseException:
+            self._client.close()
+            raise
+
+    @property
+    def partitions(self) -> set[Partition]:
+        """The partitions that this member has now."""
+        return set(self._progress)
+
+    def receive(self, seconds: float) -> list[Received]:
+        """Commit once a second, then return what has arrived; wait up to `seconds` for some.
+
+        Raises GapError if some that the group has not received are deleted. After an error while
+        it got partitions it raises that always: close it then, and join again.
+        """
+        if self._error is not None:
+            raise self._error
+        if time.monotonic() >= self._commit_at:
+            self.commit()
+        with translated(f"reading as a member of {group_id(self._config, self.name)}"):
+            messages = self._client.consume(_MOST, timeout=seconds)
+        found = []
+        for message in messages:
+            partition: Any = (message.topic(), message.partition())
+            progress, error = self._progress.get(partition), message.error()
+            offset = message.offset() or 0
+            if error is not None and error.code() != _AT_END:
+                self._fail(error, partition)
+            elif progress is None:
+                continue  # another member's by now
+            elif error is not None or message.value() is None:
+                progress.skip(offset + (error is None))  # the end, or a tombstone
+            else:
+                progress.receive(offset)
+                value = message.value() or b""
+                found.append(Received(partition, offset, message.key(), value))
+        return found
+
+    def acknowledge(self, partition: Partition, offset: int) -> None:
+        """Note that a received record is done; it is committed by a later `receive`."""
+        if progress := self._progress.get(partition):
+            progress.acknowledge(offset)
+
+    def pause(self, *, paused: bool) -> None:
+        """Receive nothing while paused, and stay a member by calling `receive`."""
+        if paused != self._is_paused:
+            self._is_paused = paused
+            change = self._client.pause if paused else self._client.resume
+            change([TopicPartition(*each) for each in self._progress])
+
+    def commit(self) -> None:
+        """Commit what is acknowledged."""
+        self._commit_at = time.monotonic() + _COMMIT_SECONDS
+        moved = {
+            each: progress.committed
+            for each, progress in self._progress.items()
+            if progress.committed != self._committed.get(each)
+        }
+        if moved:
+            with translated(f"committing offsets of {group_id(self._config, self.name)}"):
+                _commit(self._client, moved)
+            self._committed |= moved
+
+    def close(self) -> None:
+        """Commit what is acknowledged, and leave."""
+        with translated(f"leaving the group {group_id(self._config, self.name)}"):
+            self._client.close()
+
+    # --- called by the client, within `receive` and `close` ---
+
+    def _assigned(self, client: Consumer, given: list[TopicPartition]) -> None:
+        try:
+            with translated(f"reading the offsets of {group_id(self._config, self.name)}"):
+                starts = self._starts(client, given)
+            client.incremental_assign(
+                [TopicPartition(*each, start) for each, start in starts.items()]
+            )
+        except (CDCError, KafkaException) as error:
+            self._error = error if isinstance(error, CDCError) else translate(error.args[0], "")
+            client.incremental_assign(
+                [TopicPartition(each.topic, each.partition) for each in given]
+            )
+            return
+        self._progress |= {each: Progress(start) for each, start in starts.items()}
+        self._committed |= starts
+        if self._is_paused:
+            client.pause([TopicPartition(*each) for each in starts])
+
+    def _revoked(self, client: Consumer, given: list[TopicPartition]) -> None:
+        leaving = {(each.topic, each.partition) for each in given}
+        self._released(leaving)
+        with suppress(CDCError):  # the next member receives again what is not committed
+            self.commit()
+        self._forget(leaving)
+        client.incremental_unassign(given)
+
+    def _lost(self, client: Consumer, given: list[TopicPartition]) -> None:
+        leaving = {(each.topic, each.partition) for each in given}
+        self._released(leaving)
+        self._forget(leaving)
+        client.incremental_unassign(given)
+
+    def _forget(self, leaving: Iterable[Partition]) -> None:
+        for each in leaving:
+            self._progress.pop(each, None)
+            self._committed.pop(each, None)
+
+    def _starts(self, client: Consumer, given: list[TopicPartition]) -> dict[Partition, int]:
+        """Return where to read on; raise GapError if it is unknown or no longer there."""
+        found = {}
+        for each in client.committed(given, timeout=_TIMEOUT_SECONDS):
+            partition = (each.topic, each.partition)
+            offset, began = each.offset, self._started.topics[each.topic]
+            if offset == OFFSET_INVALID and each.partition < len(began.offsets):
+                raise GapError(
+                    f"Kafka has no offset of the group {self.name} for {each.topic}"
+                    f" [{each.partition}], which it has read: Kafka forgets them when a group had"
+                    " no member for offsets.retention.minutes",
+                    hint=_SEEK,
+                )
+            found[partition] = max(0, offset)
+        with closing(LogConsumer(self._config)) as consumer:
+            held = consumer.confirmed(found)
+        for partition, start in found.items():
+            _expect_held(self.name, partition, start, held[partition])
+        return found
+
+    def _fail(self, error: KafkaError, partition: Partition) -> None:
+        if error.code() in NOT_THERE:
+            with closing(LogConsumer(self._config)) as consumer:
+                held = consumer.confirmed([partition])[partition]
+            progress = self._progress.get(partition)
+            if progress is not None:
+                _expect_held(self.name, partition, progress.committed, held)
+        if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise translate(error, f"reading {partition[0]}")
+
+
+_SEEK: Final = (
+    "decide where the group goes on, and what of the time in between its programs need:"
+    " `cdc group seek NAME --to beginning`, or a time, or an LSN"
+)
+
+
+def group_id(config: Config, name: str) -> str:
+    """Return the group's name in Kafka."""
+    return f"{config.prefix}.{name}"
+
+
+def seek(config: Config, name: str, read: Sequence[str], start: Start) -> GroupRecord:
+    """Let a group without members go on at another place; return its new record."""
+    with closing(_consumer(config, name)) as client:
+        return _set(config, client, name, read, start, {})
+
+
+class GroupState(NamedTuple):
+    """How far a group is: its members, and for each partition what is committed and its end."""
+
+    name: str
+    members: int
+    partitions: dict[Partition, tuple[int, int]]
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are not acknowledged; there are some without an event among them."""
+        return sum(max(0, end - at) for at, end in self.partitions.values())
+
+
+def state(config: Config, record: GroupRecord) -> GroupState:
+    """Return how far a group is."""
+    name = record.group
+    present = topics.describe(topics.admin(config), list(record.topics))
+    places = [(topic, number) for topic, its in present.items() for number in range(its.partitions)]
+    with (
+        translated(f"reading the offsets of {group_id(config, name)}"),
+        closing(_consumer(config, name)) as client,
+    ):
+        asked = [TopicPartition(*each) for each in places]
+        at = {(each.topic, each.partition): each.offset for each in client.committed(asked)}
+        ends = {each: client.get_watermark_offsets(TopicPartition(*each))[1] for each in places}
+        admin = topics.admin(config)
+        described = admin.describe_consumer_groups([group_id(config, name)])
+        members = len(described[group_id(config, name)].result(_TIMEOUT_SECONDS).members)
+    return GroupState(name, members, {each: (max(0, at[each]), ends[each]) for each in places})
+
+
+def _consumer(config: Config, name: str) -> Consumer:
+    return Consumer(
+        settings(
+            config,
+            **{
+                "group.id": group_id(config, name),
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "max.poll.interval.ms": _SILENCE_MS,
+            },
+        )
+    )
+
+
+def _begin(
+    config: Config, client: Consumer, name: str, read: Sequence[str], start: Start
+) -> GroupRecord:
+    """Return where the group began, after topics that are new to it begin at `start`."""
+    record = group_records.read(config).get(name)
+    known = record.topics if record else {}
+    if new := [topic for topic in read if topic not in known]:
+        record = _set(config, client, name, new, start, known)
+    assert record is not None
+    present = topics.describe(topics.admin(config), list(read))
+    for topic in read:
+        if topic not in present or present[topic].topic_id != record.topics[topic].id:
+            raise GapError(
+                f"{topic} was deleted or created again since the group {name} began to read it",
+                hint=_SEEK,
+            )
+    return record
+
+
+def _set(
+    config: Config,
+    client: Consumer,
+    name: str,
+    read: Sequence[str],
+    start: Start,
+    known: Mapping[str, StartedTopic],
+) -> GroupRecord:
+    """Commit a place for a group without members, and record it."""
+    present = topics.describe(topics.admin(config), list(read))
+    if missing := set(read) - present.keys():
+        raise ConfigError(
+            f"there is no topic {min(missing)}",
+            hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
+        )
+    places = [(topic, number) for topic in read for number in range(present[topic].partitions)]
+    offsets = _offsets(config, client, places, start)
+    try:
+        _commit(client, offsets)
+    except KafkaException as error:
+        if error.args[0].code() not in _NOT_ALONE:
+            raise translate(error.args[0], f"committing offsets of {name}") from error
+        raise UnavailableError(
+            f"the group {group_id(config, name)} has members, so its place can't be set",
+            hint="stop them first; if another one has just started, try again",
+        ) from error
+    began = {
+        topic: StartedTopic(
+            present[topic].topic_id,
+            tuple(offsets[topic, number] for number in range(present[topic].partitions)),
+        )
+        for topic in read
+    }
+    record = GroupRecord(pipeline=config.pipeline, group=name, topics={**known, **began})
+    group_records.write(config, record)
+    return record
+
+
+def _offsets(
+    config: Config, client: Consumer, places: Sequence[Partition], start: Start
+) -> dict[Partition, int]:
+    """Return the offset of each partition at a start."""
+    with closing(LogConsumer(config)) as consumer:
+        held = consumer.confirmed(places)
+    if start == BEGINNING:
+        return {each: held[each].start for each in places}
+    if start == NOW:
+        return {each: held[each].end for each in places}
+    at_ms = _published_ms(config, start)
+    asked = [TopicPartition(*each, at_ms) for each in places]
+    with translated("looking up offsets by time", client):
+        answers = client.offsets_for_times(asked, timeout=_TIMEOUT_SECONDS)
+    found = {(each.topic, each.partition): each.offset for each in answers}
+    # Without a later record the answer is a negative number, for the end.
+    return {each: at if (at := found[each]) >= 0 else held[each].end for each in places}
+
+
+def _published_ms(config: Config, start: Start) -> int:
+    """Return a time before which nothing at or after a start was published."""
+    if isinstance(start, datetime):
+        return int(start.astimezone(UTC).timestamp() * 1000)
+    if not isinstance(start, LSN):
+        raise ConfigError(
+            f"a group can't start at {start!r}", hint="beginning, now, a time, an LSN"
+        )
+    with closing(FrontierSearch(config)) as search:
+        placed = search.newest_that(lambda record: record.lsn <= start)
+    if placed is None:
+        raise GapError(
+            f"the log no longer has the frontier at or before {start}",
+            hint="start at `beginning`, or read the archive: `cdc replay`",
+        )
+    return max(0, placed.published_ms - _MARGIN_MS)
+
+
+def _commit(client: Consumer, offsets: Mapping[Partition, int]) -> None:
+    done = client.commit(
+        offsets=[TopicPartition(*each, offset) for each, offset in offsets.items()],
+        asynchronous=False,
+    )
+    for each in done or ():
+        if each.error is not None:
+            raise KafkaException(each.error)
+
+
+def _expect_held(name: str, partition: Partition, start: int, held: Range) -> None:
+    topic, number = partition
+    if held.start > start:
+        raise GapError(
+            f"{topic} [{number}] begins at offset {held.start}: the group {name} has not received"
+            f" {start} to {held.start - 1}, which retention has deleted",
+            hint=_SEEK,
+        )
+    if held.end < start:
+        raise GapError(
+            f"{topic} [{number}] ends at offset {held.end}, and the group {name} is at {start}",
+            hint=f"the topic was created again, or cut by an unclean election; {_SEEK}",
+        )

@@ -1,0 +1,93 @@
+"""Groups of readers: each sees every change, its members share them, and nothing is skipped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import lockstep
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int)"
+
+
+def started(pipeline: NewPipeline, rows: int) -> PipelineUnderTest:
+    line = pipeline(_TABLE)
+    line.start().wait_ready()
+    line.database.execute(f"INSERT INTO t SELECT g, g FROM generate_series(1, {rows}) g")
+    wait_until(lambda: any(each.seq >= rows for each in line.frontiers()), "no rows in the log")
+    return line
+
+
+def read(
+    client: lockstep.Client,
+    group: str,
+    done: Callable[[list[lockstep.GroupChange]], bool],
+    *,
+    every: int = 1,
+) -> list[lockstep.GroupChange]:
+    """Return the changes that a member receives until `done`; it acknowledges each `every`th."""
+    found: list[lockstep.GroupChange] = []
+    deadline = time.monotonic() + 60
+    with client.changes(["public.t"], group, "beginning") as changes:
+        while not done(found) and time.monotonic() < deadline:
+            for change in changes.receive(0.2):
+                found.append(change)
+                if change.seq % every == 0:
+                    changes.acknowledge(change)
+    return found
+
+
+def test_each_group_sees_all_and_what_is_not_acknowledged_comes_again(
+    pipeline: NewPipeline,
+) -> None:
+    line = started(pipeline, 50)
+    with lockstep.Client(line.config) as client:
+        first = read(client, "one", lambda found: len(found) == 50, every=2)
+        again = read(client, "one", lambda found: {each.seq % 2 for each in found} >= {1})
+        other = read(client, "two", lambda found: len(found) == 50)
+    assert sorted(each.seq for each in first) == list(range(1, 51))
+    assert {each.seq for each in other} == {each.seq for each in first}
+    assert {each.seq for each in again} >= {
+        min(each.seq for each in first if each.partition == partition and each.seq % 2)
+        for partition in {each.partition for each in first if each.seq % 2}
+    }
+    change = next(each for each in first if each.key == {"id": 7})
+    assert (change.table, change.op, change.after) == ("public.t", "c", {"id": 7, "n": 7})
+
+
+def test_members_share_the_changes_and_a_late_one_takes_its_part(pipeline: NewPipeline) -> None:
+    line = started(pipeline, 20)
+    seen: dict[str, set[int]] = {"a": set(), "b": set()}
+
+    over = threading.Event()
+
+    def member(name: str) -> None:
+        with (
+            lockstep.Client(line.config) as client,
+            client.changes(["public.t"], "shared", "beginning") as changes,
+        ):
+            while not over.is_set():
+                for change in changes.receive(0.1):
+                    seen[name].add(change.seq)
+                    changes.acknowledge(change)
+
+    threads = [threading.Thread(target=member, args=(name,)) for name in seen]
+    try:
+        threads[0].start()
+        wait_until(lambda: len(seen["a"]) == 20, "the first member does not read")
+        threads[1].start()
+        number = 20
+        while not seen["b"]:
+            assert number < 20_000, "the second member gets no partition"
+            line.database.execute(
+                f"INSERT INTO t SELECT g, g FROM generate_series({number + 1}, {number + 20}) g"
+            )
+            number += 20
+            time.sleep(0.05)
+        wait_until(lambda: seen["a"] | seen["b"] == set(range(1, number + 1)), "some are missing")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(60)

@@ -1,0 +1,240 @@
+"""Webhooks on real servers: at least once, each key in order, whatever fails or is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cdc.cli.group import group
+from cdc.cli.webhook import webhook
+from cdc.deliver import undelivered, webhooks
+from cdc.errors import ConfigError, GapError, UnavailableError
+from cdc.log import group_records, names, topics
+from cdc.log.groups import Group, group_id
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.receiver import Receiver
+
+_SECRET = "whsec_" + "QUJD" * 10
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int, card text)"
+_MASKS: dict[str, object] = {"public.t": {"mask": {"card": {"fixed": "hidden"}}}}
+
+
+def take(_: list[dict[str, Any]]) -> int:
+    return 204
+
+
+def slowly(_: list[dict[str, Any]]) -> int:
+    time.sleep(0.005)
+    return 204
+
+
+def seqs(receiver: Receiver) -> set[int]:
+    return {event["change"]["source"]["seq"] for event in receiver.delivered}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver(_SECRET, take) as found:
+        yield found
+
+
+def hooked(pipeline: NewPipeline, receiver: Receiver, **more: object) -> PipelineUnderTest:
+    """Return a pipeline with a webhook from the log's beginning, whose daemon runs."""
+    settings = {
+        "url": receiver.url,
+        "secrets": [_SECRET],
+        "tables": ["public.t"],
+        "start": "beginning",
+        "allow": ["127.0.0.0/8"],
+        **more,
+    }
+    line = pipeline(_TABLE, tables=_MASKS, webhooks={"hook": settings})
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (0, 0, '4111')")
+    wait_until(line.frontiers, "the log has no frontier")
+    return line
+
+
+def write(line: PipelineUnderTest, keys: int, times: int) -> int:
+    """Update each key so many times, in order; return the number of changes."""
+    with line.database.connect() as connection:
+        for number in range(times):
+            connection.execute(
+                "INSERT INTO t SELECT g, %s, '4111' FROM generate_series(1, %s) g"
+                " ON CONFLICT (id) DO UPDATE SET n = excluded.n",
+                (number, keys),
+            )
+    return keys * times
+
+
+def orders(events: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Return the seqs by key, repeated ones once, in the order in which they first arrived."""
+    found = defaultdict[int, dict[int, None]](dict)
+    for event in events:
+        change = event["change"]
+        found[change["after"]["id"]][change["source"]["seq"]] = None
+    return {key: list(seqs) for key, seqs in found.items()}
+
+
+def arrived(receiver: Receiver, wanted: int) -> bool:
+    return len(receiver.messages) >= wanted
+
+
+def receive_on(member: Group) -> None:
+    """Receive until that raises."""
+    while True:
+        member.receive(1.0)
+
+
+def delivering(line: PipelineUnderTest, log: Path) -> subprocess.Popen[bytes]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "PG"))}
+    command = ("webhook", "run", "-c", str(line.config_file), "--json")
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cdc.cli.main", *command], stdout=out, stderr=out, env=kept
+        )
+
+
+def test_a_receiver_that_fails_gets_every_change_each_keys_in_order(
+    pipeline: NewPipeline, receiver: Receiver
+) -> None:
+    """Of 30 % of its answers, whatever they hold, the receiver says that they failed."""
+    chance = random.Random(17)
+
+    def answer(_: list[dict[str, Any]]) -> int:
+        time.sleep(chance.random() * 0.02)
+        return 500 if chance.random() < 0.3 else 204
+
+    receiver.answer = answer
+    line = hooked(pipeline, receiver, batch=10)
+    count = write(line, 40, 20) + 1
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        deadline = time.monotonic() + 120
+        hook.run(lambda: hook.counts.delivered >= count or time.monotonic() > deadline)
+        assert hook.counts.held == 0
+    found = orders(receiver.delivered)
+    assert sum(map(len, found.values())) == count
+    assert all(seqs == sorted(seqs) for seqs in found.values())
+    cards = {event["change"]["after"]["card"] for event in receiver.delivered}
+    assert cards == {"hidden"}, "masks hold"
+    assert {event["table"] for event in receiver.delivered} == {"public.t"}
+    ids = {(event["id"], event["change"]["source"]["seq"]) for event in receiver.delivered}
+    assert len(ids) == count, "an event's id is the same whenever it is sent"
+
+
+def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
+    pipeline: NewPipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = True
+
+    def answer(events: list[dict[str, Any]]) -> int:
+        return 400 if refusing and any(e["change"]["after"]["id"] == 3 for e in events) else 204
+
+    receiver.answer = answer
+    line = hooked(pipeline, receiver, attempts=3)
+    write(line, 10, 2)
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        hook.run(lambda: hook.counts.delivered == 19 and hook.counts.given_up == 2)
+        assert hook.counts.failing == 0
+    given_up = list(undelivered.read(line.config, "hook"))
+    assert [each.why for each in given_up] == ["HTTP 400", "HTTP 400"]
+    assert [each.state for each in given_up] == ["undelivered"] * 2
+    monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
+    runner = CliRunner()
+    listed = runner.invoke(webhook, ["undelivered", "hook", "--json"])
+    assert [each["id"] for each in json.loads(listed.stdout)] == [each.id for each in given_up]
+    assert runner.invoke(webhook, ["status"]).exit_code == 1
+    assert runner.invoke(webhook, ["send", "hook"]).exit_code == 1, "it still refuses them"
+    refusing = False
+    first, second = given_up
+    assert runner.invoke(webhook, ["send", "hook", first.id]).exit_code == 0
+    assert runner.invoke(webhook, ["discard", "hook", second.id, "--yes"]).exit_code == 0
+    decided = {each.id: each for each in undelivered.read(line.config, "hook")}
+    assert decided[first.id].state == "sent again"
+    assert decided[second.id].state == "discarded"
+    assert decided[second.id].decided_by
+    assert receiver.delivered[-1]["id"] == first.id
+    with pytest.raises(ConfigError, match="no undelivered event"):
+        undelivered.chosen(line.config, "hook", (first.id,))
+
+
+def test_killed_processes_and_members_that_come_lose_nothing(
+    pipeline: NewPipeline, receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.answer = slowly
+    line = hooked(pipeline, receiver, batch=5)
+    count, running = 1, [delivering(line, tmp_path / "log")]
+    try:
+        for turn in range(4):
+            count += write(line, 30, 10)
+            wanted = len(receiver.messages) + 20
+            wait_until(partial(arrived, receiver, wanted), "nothing is delivered")
+            running.append(delivering(line, tmp_path / "log"))
+            if turn % 2:
+                running[0].kill()
+                running.pop(0).wait()
+        wait_until(lambda: len(seqs(receiver)) == count, f"not all {count} arrive", 120)
+        for each in running:
+            each.send_signal(signal.SIGTERM)
+        assert [each.wait(60) for each in running] == [0] * len(running)
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+
+
+def test_nothing_is_given_up_while_a_receiver_is_away(
+    pipeline: NewPipeline, receiver: Receiver
+) -> None:
+    receiver.answer = lambda _: 503
+    line = hooked(pipeline, receiver, attempts=2)
+    write(line, 30, 1)
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        hook.run(lambda: bool(hook.counts.away))
+        tried = len(receiver.messages)
+        receiver.answer = take
+        hook.run(lambda: hook.counts.delivered + hook.counts.given_up == 31)
+        assert tried < 31 * 2
+        assert not hook.counts.away
+
+
+def test_a_group_whose_offsets_or_topic_are_lost_is_a_gap_and_never_a_new_one(
+    pipeline: NewPipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = hooked(pipeline, receiver)
+    topic = names.data_topic(line.config.prefix, "public", "t")
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        hook.run(lambda: hook.counts.delivered == 1)
+    admin = topics.admin(line.config)
+    name = group_id(line.config, webhooks.group_of("hook"))
+    admin.delete_consumer_groups([name])[name].result()
+    with (
+        closing(Group(line.config, "webhook.hook", [topic])) as member,
+        pytest.raises(GapError, match=r"offsets\.retention\.minutes"),
+    ):
+        receive_on(member)
+    monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
+    sought = CliRunner().invoke(group, ["seek", "webhook.hook", "--to", "beginning"])
+    assert sought.exit_code == 0, sought.output
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        hook.run(lambda: hook.counts.delivered == 1)
+        with pytest.raises(UnavailableError, match="has members"):
+            Group(line.config, "webhook.hook", [topic, names.messages_topic(line.config.prefix)])
+    assert group_records.read(line.config)["webhook.hook"].topics.keys() == {topic}
+    for lsn, code in (("0/1", 1), (str(line.frontiers()[-1].lsn), 0)):
+        found = CliRunner().invoke(group, ["seek", "webhook.hook", "--to", lsn])
+        assert found.exit_code == code, (lsn, found.output)

@@ -1,0 +1,78 @@
+"""Webhooks' order: whatever a receiver refuses, each key's events arrive in order, once done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.deliver.lanes import Event, Lanes, Sending
+from cdc.log.groups import Progress
+
+
+def event(lane: int, offset: int) -> Event:
+    return Event(lane, "t", 0, offset, b"{}")
+
+
+def taken(lanes: Lanes, now: float) -> Iterator[Sending]:
+    """Yield all that may be sent now."""
+    for alone in (True, False):
+        while (sending := lanes.take(now, alone=alone)) is not None:
+            yield sending
+
+
+@given(
+    keys=st.lists(st.integers(0, 6), max_size=60),
+    batch=st.integers(1, 8),
+    refused=st.sets(st.integers(0, 6)),
+    chance=st.randoms(use_true_random=False),
+)
+def test_keys_keep_their_order_and_a_refused_one_holds_up_no_other(
+    keys: list[int], batch: int, refused: set[int], chance: Random
+) -> None:
+    """Requests end in any order and fail by chance; those with an event of `refused` always do."""
+    lanes, running, arrived = Lanes(batch), list[Sending](), defaultdict[int, list[int]](list)
+    for offset, key in enumerate(keys):
+        lanes.add(event(key, offset))
+    now, never = 0.0, sum(key in refused for key in keys)
+    while lanes.held > never:
+        running += taken(lanes, now)
+        if not running:
+            assert lanes.next_at is not None, "what is not sent waits"
+            now = lanes.next_at
+            continue
+        sending = running.pop(chance.randrange(len(running)))
+        assert len(sending.events) <= batch
+        if any(each.lane in refused for each in sending.events) or chance.random() < 0.3:
+            lanes.failed(sending, now)
+            continue
+        for each in sending.events:
+            arrived[keys[each.offset]].append(each.offset)
+        lanes.delivered(sending)
+    expected = defaultdict[int, list[int]](list)
+    for offset, key in enumerate(keys):
+        if key not in refused:
+            expected[key].append(offset)
+    assert arrived == expected
+
+
+@given(st.lists(st.integers(0, 40), unique=True), st.randoms(use_true_random=False))
+def test_what_is_committed_never_passes_what_is_not_acknowledged(
+    offsets: list[int], chance: Random
+) -> None:
+    offsets.sort()
+    progress, left = Progress(0), set(offsets)
+    for offset in offsets:
+        progress.receive(offset)
+    order = list(offsets)
+    chance.shuffle(order)
+    for offset in order:
+        progress.acknowledge(offset)
+        progress.acknowledge(offset)
+        left.discard(offset)
+        assert progress.committed == min(left, default=offsets[-1] + 1)
+    progress.skip(50)
+    assert progress.committed == 50
