@@ -143,7 +143,7 @@ class LogConsumer:
             raise GapError(
                 f"{partition[0]} [{partition[1]}] begins at offset {there.start}: {wanted.start} to"
                 f" {min(there.start, wanted.end) - 1} are deleted",
-                hint="the topic's retention has taken them",
+                hint="the topic's retention, or somebody, has deleted them",
             )
 
     # --- ranges ---

@@ -71,7 +71,7 @@ class FrontierTail:
             raise GapError(
                 f"{self._topic}: {lost}, so nothing shows where seq {self._seq + 1} to"
                 f" {max(first, self._seq + 1)} are",
-                hint="the topic's retention has taken them",
+                hint="the topic's retention, or somebody, has deleted them",
             )
 
 

@@ -271,7 +271,7 @@ def _incomplete(partition: Partition, end: int, events: int, low: int) -> GapErr
     return GapError(
         f"{partition[0]} [{partition[1]}] does not have the {events} events above seq {low} that it"
         f" had below offset {end}",
-        hint="the topic's retention has taken them, or records were deleted",
+        hint="the topic's retention, or somebody, has deleted them",
     )
 
 
