@@ -17,7 +17,7 @@ REFRESHES = 2
 EACH = 12  # orders of a refresh: a hundredth
 
 
-@pytest.mark.long("the 22 queries in eleven parts; each is a minute of Spark", sample=["0"])
+@pytest.mark.long("the 22 queries in eleven parts; each is a minute of Spark")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_query_is_postgres_own_answer_after_each_refresh(
     database: Database, tmp_path: Path, spark: SparkSession, part: int
