@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from types import FrameType
 
-# By command: the exit code of one that was stopped before it started.
-_CODES: Final = {"run": 0, "tail": 0, "console": 0}
+# The commands that run until they are stopped.
+_COMMANDS: Final = (("run",), ("tail",), ("console",), ("webhook", "run"))
 _PROGRAMS: Final = {"cdc", "main.py"}
 
 
@@ -26,12 +26,11 @@ def install() -> None:
     program, *arguments = sys.argv or [""]
     if os.path.basename(program) not in _PROGRAMS or not arguments:  # noqa: PTH119 - pathlib is slow
         return
-    code = _CODES.get(arguments[0])
-    if code is None:
+    if not any(tuple(arguments[: len(command)]) == command for command in _COMMANDS):
         return
 
     def exit_now(_signal: int, _frame: FrameType | None) -> None:
-        os._exit(code)
+        os._exit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, exit_now)

@@ -177,17 +177,20 @@ def test_killed_processes_and_members_that_come_lose_nothing(
 ) -> None:
     receiver.answer = slowly
     line = hooked(pipeline, receiver, batch=5)
-    count, running = 1, [delivering(line, tmp_path / "log")]
+    log = tmp_path / "log"
+    count, running = 1, [delivering(line, log)]
     try:
         for turn in range(4):
             count += write(line, 30, 10)
             wanted = len(receiver.messages) + 20
             wait_until(partial(arrived, receiver, wanted), "nothing is delivered")
-            running.append(delivering(line, tmp_path / "log"))
+            running.append(delivering(line, log))
             if turn % 2:
                 running[0].kill()
                 running.pop(0).wait()
         wait_until(lambda: len(seqs(receiver)) == count, f"not all {count} arrive", 120)
+        # A loaded machine takes seconds to start a process; before that SIGTERM just ends it.
+        wait_until(lambda: log.read_text().count("delivering hook") == 5, "not all five start")
         for each in running:
             each.send_signal(signal.SIGTERM)
         assert [each.wait(60) for each in running] == [0] * len(running)
