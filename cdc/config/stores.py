@@ -280,6 +280,31 @@ def follows(follower: Follower, schema: str, table: str) -> bool:
     return any(parse_table_pattern(each).matches(schema, table) for each in follower.tables)
 
 
+# What mirrors, and tables of SQL stores, have in addition to the source's columns.
+_MIRRORS: Final = ("_seq", "_commit_lsn", "_committed_at", "_exact")
+_SOFT: Final = ("_deleted",)
+_HISTORY: Final = ("_valid_to_lsn", "_valid_to", "_current")
+_SQLS: Final = ("_lockstep_seq",)
+SQL_FRONTIERS: Final = "lockstep_frontiers"  # a table
+
+
+def own_columns(follower: Follower, table: str) -> tuple[str, ...]:
+    """Return the names of a store's own columns in its copy of a table, for sinks of ours."""
+    if follower.sql is not None:
+        return _SQLS
+    if follower.delta is None:
+        return ()
+    if table in follower.delta.history:
+        return _MIRRORS + _HISTORY
+    return _MIRRORS + (_SOFT if follower.delta.deletes == "soft" else ())
+
+
+def ignores_case(follower: Follower) -> bool:
+    """Return whether two columns whose names differ in case only are one to the store."""
+    sqlite = follower.sql is not None and follower.sql.url.startswith("sqlite")
+    return follower.delta is not None or sqlite
+
+
 def _parse(follower: Follower) -> bool:
     """Return whether its `tables` are valid patterns; where not, that is reported elsewhere."""
     try:

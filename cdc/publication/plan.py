@@ -11,11 +11,13 @@ column, the encoders make it null.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 from psycopg import sql
 
+from cdc.config import stores
 from cdc.source.connection import translate
 
 if TYPE_CHECKING:
@@ -179,6 +181,9 @@ def _table_problems(
                 "source.partitions: root",
             )
     yield from _key_problems(member, columns)
+    yield from _store_problems(
+        config, member, [c.name for c in columns if _sent(config, server, c)]
+    )
     sent = [c for c in columns if c.in_identity and c.generated and not _sent(config, server, c)]
     if sent and server.major >= GENERATED:
         yield Problem(
@@ -219,6 +224,30 @@ def _key_problems(member: PlannedTable, columns: list[TableColumn]) -> Iterator[
                 "mask",
                 f"{table}: {name} is in the key, and its mask {mask.kind} would make rows alike",
                 "a key's column takes the mask hmac, or none",
+            )
+
+
+def _store_problems(config: Config, member: PlannedTable, sent: list[str]) -> Iterator[Problem]:
+    """Find names that a follower's store has for itself: it would halt at the first event."""
+    table, selection = member.table, member.selection
+    captured = [name for name in sent if selection.captures(name)]
+    for name, follower in config.followers.items():
+        if follower.is_derived or not stores.follows(follower, table.schema, table.name):
+            continue
+        leave = f"leave the table out of followers.{name}.tables"
+        if follower.sql is not None and table.name == stores.SQL_FRONTIERS:
+            what = f"{table}: followers.{name} keeps its frontiers in a table of this name"
+            yield Problem("store_names", what, leave)
+            continue
+        alike = str.casefold if stores.ignores_case(follower) else str
+        counts = Counter(map(alike, (*captured, *stores.own_columns(follower, str(table)))))
+        taken = [column for column in captured if counts[alike(column)] > 1]
+        if taken:
+            yield Problem(
+                "store_names",
+                f"{table}: {', '.join(taken)} can't be in the store of followers.{name}, which has"
+                " a column of the same name, in upper or lower case",
+                f'rename it, exclude it (tables."{table}".exclude), or {leave}',
             )
 
 

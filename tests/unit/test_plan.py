@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from msgspec import convert
+from msgspec.structs import replace
 
-from cdc.config import Config, Log, Source, TableRule
+from cdc.config import Config, Log, Source, TableRule, stores
+from cdc.config.followers import Follower
 from cdc.operate.doctor.tables import check_tables
 from cdc.operate.facts import TablesFacts
 from cdc.operate.findings import Finding
@@ -16,6 +18,8 @@ from cdc.publication.plan import Plan, plan
 from cdc.source.publication_note import PublicationNote
 from cdc.source.publications import Publication, PublicationEntry, PublishedTable
 from cdc.source.tables import Partition, SourceTable, TableColumn
+from lockstep.sinks.delta import layout
+from lockstep.sinks.sql import tables
 from tests.unit.test_control_doctor import SERVER, TABLE
 
 OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
@@ -103,6 +107,50 @@ def test_an_identity_that_holds_an_unpublished_generated_column_is_refused_on_18
     assert planned(major=18, tables=[table], columns=FULL[:4]).problems == []
     assert planned(major=18, tables=[table], columns=FULL).problems, "a virtual one is none either"
     assert planned(major=17, tables=[table], columns=FULL).problems == []
+
+
+@pytest.mark.parametrize(
+    ("column", "store", "refused"),
+    [
+        ("_seq", {"delta": {}}, True),
+        ("_Exact", {"delta": {}}, True),
+        ("EMAIL", {"delta": {}}, True),
+        ("_deleted", {"delta": {}}, False),
+        ("_deleted", {"delta": {"deletes": "soft"}}, True),
+        ("_current", {"delta": {}}, False),
+        ("_current", {"delta": {"history": ["public.users"]}}, True),
+        ("_lockstep_seq", {"sql": {"url": "postgresql://x/y"}}, True),
+        ("_LOCKSTEP_SEQ", {"sql": {"url": "postgresql://x/y"}}, False),
+        ("_LOCKSTEP_SEQ", {"sql": {"url": "sqlite:////y"}}, True),
+        ("_seq", {"sql": {"url": "postgresql://x/y"}}, False),
+        ("_seq", {"redis": {"url": "redis://x"}}, False),
+        ("_seq", {"delta": {}, "tables": ["public.orders"]}, False),
+    ],
+)
+def test_a_column_that_a_store_has_for_itself_is_refused(
+    column: str, store: dict[str, Any], *, refused: bool
+) -> None:
+    named = TableColumn(column, "", in_identity=False, in_primary_key=False)
+    config = replace(configured(), followers={"copy": convert(store, Follower)})
+    wanted = plan(config, SERVER, [TABLE], {TABLE.oid: [*COLUMNS, named]})
+    assert [each.check for each in wanted.problems] == ["store_names"] * refused
+    if refused:
+        assert "followers.copy" in wanted.problems[0].what
+        hidden = replace(config, tables=convert(rule(exclude=[column]), dict[str, TableRule]))
+        assert not plan(hidden, SERVER, [TABLE], {TABLE.oid: [*COLUMNS, named]}).problems
+
+
+def test_the_table_of_a_sql_stores_frontiers_is_refused_and_the_names_are_the_sinks() -> None:
+    follower = convert({"sql": {"url": "postgresql://x/y"}}, Follower)
+    config = replace(configured(), followers={"copy": follower})
+    frontiers = TABLE._replace(name=stores.SQL_FRONTIERS)
+    wanted = plan(config, SERVER, [frontiers], {TABLE.oid: COLUMNS})
+    assert [each.check for each in wanted.problems] == ["store_names"]
+    assert stores.own_columns(follower, "public.users") == (tables.SEQ,)
+    for given in ({}, {"history": ["public.users"]}, {"deletes": "soft"}):
+        mirrored = convert({"delta": given}, Follower)
+        ours = layout.ours(history="history" in given, soft="deletes" in given)
+        assert stores.own_columns(mirrored, "public.users") == tuple(ours)
 
 
 @pytest.mark.parametrize(
