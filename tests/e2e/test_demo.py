@@ -81,12 +81,13 @@ def read_until(child: subprocess.Popen[str], text: str) -> None:
 @pytest.mark.long("five minutes of chaos")
 @pytest.mark.timeout(900)
 def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: Path) -> None:
-    """Three stores at one LSN: each killed round ends when the followers have caught up."""
+    """Stores and views at one LSN: each killed round ends when the followers have caught up."""
     need_java()
     result = outcome(tmp_path / "demo", "--for", "25s", "--chaos", "--seed", "7", followers=True)
-    assert result["followers"].keys() == {"mirror", "cache", "search"}
-    assert result["followers"]["mirror"] > result["followers"]["cache"] > 100
-    assert result["followers"]["cache"] == result["followers"]["search"]
+    rows = result["followers"]
+    assert rows.keys() == {"mirror", "cache", "search", "timelines", "totals", "totals_sql"}
+    assert rows["mirror"] > rows["cache"] == rows["search"] > 100
+    assert rows["timelines"] > rows["totals"] == rows["totals_sql"] > 100
     assert "followers" in {kill["what"] for kill in result["kills"]}
 
 

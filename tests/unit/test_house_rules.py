@@ -42,7 +42,7 @@ IMPORTED_BY = {
     "delta": ("jobs", "tests", "benchmarks"),
     "deltalake": ("sinks", "jobs", "cdc/playground/demo/stores.py", "tests", "benchmarks"),
     "opensearchpy": ("sinks/opensearch/client.py", "cdc/playground/demo", "tests", "benchmarks"),
-    "redis": ("sinks/redis/client.py", "cdc/playground/demo/stores.py", "tests", "benchmarks"),
+    "redis": ("sinks/redis/client.py", "cdc/playground/demo", "tests", "benchmarks"),
     "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
     "adbc_driver_postgresql": ("jobs/copying/adbc.py",),
     "adbc_driver_manager": ("jobs/copying/adbc.py",),

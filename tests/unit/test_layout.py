@@ -42,8 +42,8 @@ OWNERS = {
     "uvicorn": {"cdc/console"},
     "urllib3": {"cdc/deliver/sending.py"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
-    "redis": {"cdc/playground/demo/stores.py"},
-    "opensearchpy": {"cdc/playground/demo/stores.py"},
+    "redis": {"cdc/playground/demo"},
+    "opensearchpy": {"cdc/playground/demo"},
     "deltalake": {"cdc/playground/demo/stores.py"},
     "rich": {"cdc/cli/demo.py", "cdc/cli/initial.py", "cdc/playground/demo/view.py"},
     "yaml": {

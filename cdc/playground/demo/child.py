@@ -5,8 +5,8 @@ a session of its own, and what is left in the session after its leader has ended
 another is started: a job's Java and its workers outlive a killed leader for a while. When this
 process has ended, in any way, the stack's watcher kills the children.
 
-The follower job follows into all three stores. Delta mirrors are in the demo's folder. A table
-without a key can be followed by mirrors only.
+The follower job follows into all stores. Mirrors and the SQL store are in the demo's folder. A
+table without a key can be followed by mirrors only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.errors import CDCError, Exit
 from cdc.operate.status import daemon_report
 from cdc.playground.demo.schema import KEYLESS, TABLES
+from cdc.playground.demo.views import view_followers
 from cdc.playground.servers.home import Home, ServerState
 from cdc.playground.servers.process import ProcessId, kill_session
 from cdc.runtime.java import spark_home, system_java
@@ -148,4 +149,5 @@ def follower_settings(home: Home, ends: Endpoints) -> dict[str, Any]:
         "mirror": {"delta": {"path": str(home.data / "delta")}},
         "cache": {"tables": keyed, "redis": {"url": ends.redis_url}},
         "search": {"tables": keyed, "opensearch": {"url": ends.opensearch_url}},
+        **view_followers("mirror", home, ends),
     }

@@ -36,6 +36,7 @@ from cdc.playground.demo.readers import Listener, ReportReader, StatePoller
 from cdc.playground.demo.schema import DDL, OLD
 from cdc.playground.demo.stores import FollowersProof, prove_followers
 from cdc.playground.demo.view import Scene, View
+from cdc.playground.demo.views import VIEWS
 from cdc.playground.demo.writing import Generator
 from cdc.playground.servers import ports
 from cdc.playground.servers.stack import Endpoints, LocalStack
@@ -236,7 +237,7 @@ class DemoRun:
     def _title(self) -> str:
         title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
         if self._options.followers:
-            title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch")
+            title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch, views")
         return title + ", with kill -9" * self._options.chaos
 
     def _run_for(
@@ -333,6 +334,7 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
     if followed:
+        settings["views"] = VIEWS
         settings["followers"] = follower_settings(home, ends)
     file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return load(file)

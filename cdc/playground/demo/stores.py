@@ -25,6 +25,7 @@ from cdc.log import names
 from cdc.log.follower_reports import FollowerRecord, Readings
 from cdc.playground.demo import database
 from cdc.playground.demo.proof import compare, copied_elsewhere
+from cdc.playground.demo.views import compare_views
 from cdc.verify.events import TableState, canonical
 from cdc.verify.frontiers import Findings
 
@@ -109,6 +110,9 @@ def _progress_of(record: FollowerRecord | None, reached: LSN, seconds: float) ->
 
 
 def _compare(config: Config, name: str, follower: Follower, findings: Findings) -> int:
+    if follower.views:
+        with database.snapshot(config) as connection:
+            return compare_views(connection, name, follower, findings)
     if follower.delta is not None:
         read, forms = _mirrors(config, follower), database.MIRROR
     elif follower.redis is not None:
