@@ -131,7 +131,15 @@ def drop(settings: Settings, generation: int) -> None:
             raise ConfigError(
                 f"readers see generation {generation} of {settings.path}", hint="switch first"
             )
-        if generation in current.rows():
+        rows = current.rows()
+        if generation in rows:
+            newest = rows.get(current.generation)
+            if generation < current.generation and (newest is None or not newest.is_whole):
+                raise ConfigError(
+                    f"generation {current.generation} of {settings.path} is at no frontier yet, so"
+                    f" readers still use generation {generation}",
+                    hint="its follower's next batch brings it to one; then repeat the command",
+                )
             current.delete(generation)
     if generation in _numbers(settings):
         _delete(settings, generation)

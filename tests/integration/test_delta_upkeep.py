@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import ConfigError, GapError
-from lockstep.conformance.store import USERS, applied, apply, change, row
+from lockstep.conformance.store import LINES, USERS, applied, apply, change, row
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Applied, Changes, StoreState
@@ -157,6 +157,26 @@ def test_an_old_generation_stays_complete_until_it_is_dropped(aged: Aged) -> Non
     sink.tidy()
     assert aged.ids(7) == {1, 2, 3, 4, 5, 6, 7, 9}
     for each in (shadow, old, sink):
+        each.close()
+
+
+def test_the_generation_that_readers_still_use_is_not_dropped(aged: Aged) -> None:
+    """After a rebuild of one table the other is at another frontier until the next batch."""
+    sink = aged.sink()
+    lines = Changes((LINES,), [change(LINES, 2, row(LINES, 2, 1, 1), 1, 1)])
+    apply(sink, 2, users(1, 1), lines)
+    shadow = sink.at(2, frozenset({"public.users"}))
+    shadow.open()
+    apply(shadow, 3, users(3, 1, 5))
+    sink.switch(2)
+    with pytest.raises(ConfigError, match="at no frontier yet, so readers still use generation 1"):
+        sink.drop(1)
+    assert aged.ids(2) == {1}
+    sink.open()
+    apply(sink, 4, users(4, 2))
+    sink.drop(1)
+    assert aged.ids(4) == {1, 2, 5}
+    for each in (shadow, sink):
         each.close()
 
 
