@@ -29,12 +29,12 @@ TIMELINES: Final = """
 SELECT follower, tweet, posted_at FROM (
     SELECT f.follower, t.id AS tweet, t.posted_at, row_number() OVER (
         PARTITION BY f.follower ORDER BY t.posted_at DESC, t.id DESC) AS place
-    FROM follows f JOIN tweets t ON t.author = f.followee) AS x
+    FROM public.follows f JOIN public.tweets t ON t.author = f.followee) AS x
 WHERE place <= 100
 """
 TOTALS: Final = """
 SELECT o.customer, u.name, count(*) AS orders, sum(o.total) AS total
-FROM orders o JOIN users u ON u.id = o.customer GROUP BY o.customer, u.name
+FROM public.orders o JOIN public.users u ON u.id = o.customer GROUP BY o.customer, u.name
 """
 VIEWS: Final = {
     "timelines": {"sql": TIMELINES, "key": ["follower", "tweet"]},
