@@ -1,0 +1,23 @@
+"""Links of docs/ that leave it, on the site: to the source, or their text where none is published.
+
+A hook of MkDocs (`scripts/mkdocs.yml`). In a checkout, and on the host of the source, they are
+links to files.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_FOLDER: Final = re.compile(r"\[([^\]]+)\]\(adr/\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:  # noqa: ANN401 - of MkDocs
+    """Return a page's text with these links replaced."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = project.get("urls", {}).get("Source")
+    up = "../" * (page.file.src_uri.count("/") + 1)
+    leaves = re.compile(rf"\[([^\]]+)\]\({re.escape(up)}([^)\s]+)\)")
+    markdown = _FOLDER.sub(r"[\1](adr/0001-two-part-resume-record.md)", markdown)
+    return leaves.sub(rf"[\1]({source}/blob/main/\2)" if source else r"\1", markdown)
