@@ -32,7 +32,7 @@ log = logging.getLogger("cdc.operate.http")
 MAX_CONNECTIONS = 64
 # A probe sends its one request at once.
 _CLIENT_TIMEOUT_SECONDS = 5.0
-_PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
+PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
 
 
 def serve(listen: str, health: Health, metrics: Metrics) -> HttpServer | None:
@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK
             self._answer(status, "application/json", orjson.dumps(found.fields()) + b"\n")
         else:
-            text = f"not here; try {' '.join(_PATHS)}\n"
+            text = f"not here; try {' '.join(PATHS)}\n"
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())
 
     do_HEAD = do_GET  # noqa: N815 - the name that the base class looks up
