@@ -236,7 +236,7 @@ LATER = USERS._replace(
 )
 
 
-@pytest.mark.long("minutes of Spark's commits", sample=["append", "constraint"])
+@pytest.mark.long("minutes of Spark's commits", sample=["constraint"])
 @pytest.mark.parametrize("altered", BY_SPARK)
 def test_a_mirror_that_spark_has_altered(spark: SparkSession, tmp_path: Path, altered: str) -> None:
     """Updates, deletes, values that were not sent, a new column and a truncate; then upkeep."""

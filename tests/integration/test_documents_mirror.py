@@ -190,7 +190,7 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     """Also if frontiers were skipped; deleted rows may stay in the mirror, marked."""
     chosen = Random(6)
     assert not shop.follow()
-    for _ in range(14):
+    for _ in range(10):
         changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}
         for _ in range(chosen.randint(1, 8)):
             name = chosen.choice(sorted(VERSIONS))

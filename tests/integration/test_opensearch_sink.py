@@ -53,6 +53,7 @@ def sink(opensearch_store: OpenSearchStore) -> Any:  # noqa: ANN401 - a generato
 # --- any order ---
 
 
+@pytest.mark.long("more orders", sample=["0", "1"])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_and_any_repetition_end_as_the_newest(
     opensearch_store: OpenSearchStore, seed: int

@@ -139,6 +139,7 @@ def test_a_frontier_topic_that_was_recreated_while_stopped_is_found(
     line.refused(_CONFIG, f"topic {topic}", "deleted and created again")
 
 
+@pytest.mark.long("the other topic", sample=["schema_topic"])
 @pytest.mark.parametrize(
     "named", [names.frontier_topic, names.schema_topic], ids=["frontier_topic", "schema_topic"]
 )
@@ -224,7 +225,7 @@ def wrong(line: PipelineUnderTest) -> list[str]:
 
 @pytest.mark.long(
     "the other moment for each topic",
-    sample=["dead_topic-running", "messages_topic-stopped", "frontier_topic-running"],
+    sample=["dead_topic-running", "messages_topic-stopped"],
 )
 @pytest.mark.parametrize("when", ["running", "stopped"])
 @pytest.mark.parametrize("named", [_MESSAGES, _DEAD, _FRONTIER])

@@ -18,6 +18,7 @@ from cdc.errors import Exit
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
+from tests.fixtures.spark import options
 from tests.fixtures.store_redis import RedisStore
 
 _SECONDS = 300
@@ -101,7 +102,11 @@ class Viewed(Followed):
         """Run a command with --json; return its exit code and what it printed."""
         done = subprocess.run(
             [str(Path(sys.executable).with_name("cdc")), *arguments, "--json"],
-            env={"PATH": "/usr/bin:/bin", "LOCKSTEP_CONFIG": str(self.pipeline.config_file)},
+            env={
+                "PATH": "/usr/bin:/bin",
+                "LOCKSTEP_CONFIG": str(self.pipeline.config_file),
+                **options(),
+            },
             capture_output=True,
             timeout=_SECONDS,
             check=False,

@@ -28,6 +28,7 @@ from lockstep.jobs.cuts.in_order import in_order
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Change
 from lockstep.sinks.delta import lake
+from tests.fixtures.seeds import examples
 from tests.property.archived_world import ArchivedWorld, configured
 from tests.property.followed_world import CLICKS, LINES, USERS
 from tests.property.test_reduce import made
@@ -82,7 +83,7 @@ def expect(state: State, rows: pa.Table, wanted: dict[str, Any]) -> None:
     assert found[CLICKS] == sorted(map(canonical, wanted[CLICKS]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),

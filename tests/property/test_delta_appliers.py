@@ -17,7 +17,7 @@ from lockstep.sinks.contract import Change, Changes, Column, Version
 from lockstep.sinks.delta import rewrites
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.fixtures.seeds import first_seed
+from tests.fixtures.seeds import examples, first_seed
 
 Row = dict[str, Any]
 BIG = (
@@ -40,7 +40,7 @@ TABLES = {
 WIDER = (*BIG[:4], Column("n", "numeric", 1700, (12 << 16 | 2) + 4, nullable=True), BIG[5],
          Column("later", "int8", 20, -1, nullable=True))  # fmt: skip
 ODD_DAYS = (None, "infinity", "0044-03-15 BC", 20_000, -1)
-ROUNDS = 3
+ROUNDS = examples(3)
 
 
 class Play:

@@ -28,6 +28,7 @@ from lockstep.sinks.delta import buckets
 from lockstep.sinks.delta.buckets import Piece
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
+from tests.fixtures.seeds import examples
 from tests.property.followed_world import LINES, USERS, Record, World
 from tests.property.stream import PREFIX
 from tests.property.test_delta_appliers import seen
@@ -129,7 +130,7 @@ class Tasks:
                 assert rows == state[topic]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),

@@ -19,9 +19,9 @@ from lockstep.sinks.delta import frontier_rows
 from lockstep.sinks.delta import frontiers as delta_frontiers
 from lockstep.sinks.delta.frontier_rows import FrontierRow, as_columns
 from lockstep.sinks.delta.frontiers import Frontiers
-from tests.fixtures.seeds import first_seed
+from tests.fixtures.seeds import examples, first_seed
 
-ROUNDS = 3
+ROUNDS = examples(3)
 STEPS = 50
 KEPT_HOURS = 3
 Place = tuple[int, int, int]

@@ -138,9 +138,10 @@ def assert_decodes_faithfully_or_raises(payload: bytes, *, inside: bool, paralle
         message = decode(payload, in_stream=inside, parallel=parallel)
     except ProtocolError:
         return
-    # The one name with two spellings: Postgres shortens it, and never sends the long one.
-    if b"pg_catalog" not in payload:
-        assert encode(message) == payload
+    # These have two spellings: a schema's name, which Postgres shortens, and never sends in full;
+    # and a prefix that is not UTF-8.
+    escaped = isinstance(message, LogicalMessage) and "\\x" in message.prefix
+    assert encode(message) == payload or escaped or b"pg_catalog" in payload
 
 
 @given(

@@ -28,7 +28,7 @@ from tests.fixtures.seeds import first_seed
 from tests.simulation.run import BrokenError, run
 from tests.simulation.world import World
 
-_SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "1000"))
+_SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "500"))
 _FIRST = first_seed("LOCKSTEP_SCHEDULES")
 # Every planted mistake shows within this many schedules.
 _ENOUGH = 1_500
