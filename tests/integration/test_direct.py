@@ -503,8 +503,8 @@ _WAYS: dict[str, Callable[[KafkaCluster, int], None]] = {
 
 @pytest.mark.slow
 @pytest.mark.long(
-    "the other broker, and a broker that hands over",
-    sample=["killed-leader", "frozen-coordinator"],
+    "the same way of the other broker",
+    sample=["killed-leader", "frozen-coordinator", "stopped-leader"],
 )
 @pytest.mark.parametrize("who", ["leader", "coordinator"])
 @pytest.mark.parametrize("way", _WAYS)

@@ -40,7 +40,7 @@ def command(path: Path, *words: str) -> tuple[int, list[tuple[float, str]]]:
     return process.returncode, lines
 
 
-@pytest.mark.long("the other commands", sample=["status"])
+@pytest.mark.long("setup, which waits as status does", sample=["status", "tail"])
 @pytest.mark.parametrize("words", [["status"], ["setup"], ["tail"]], ids=lambda words: words[0])
 def test_a_command_says_what_it_waits_for_and_which_broker_does_not_answer(
     words: list[str], mute: str, database: Database, tmp_path: Path

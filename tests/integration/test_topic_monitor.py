@@ -139,7 +139,6 @@ def test_a_frontier_topic_that_was_recreated_while_stopped_is_found(
     line.refused(_CONFIG, f"topic {topic}", "deleted and created again")
 
 
-@pytest.mark.long("the other topic", sample=["schema_topic"])
 @pytest.mark.parametrize(
     "named", [names.frontier_topic, names.schema_topic], ids=["frontier_topic", "schema_topic"]
 )
