@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
 from lockstep.conformance.memory import STORES, MemorySink
+from lockstep.jobs.apply.following_views import ViewsFollowing
+from lockstep.jobs.views.cuts import ViewCuts
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
 from tests.fixtures.viewed import Shop, Workload, same
@@ -46,6 +50,67 @@ def test_each_view_is_postgres_own_answer_after_each_cut(
     assert wrong == []
     assert [view for view in views if view in STRICT and "full" in done[view]] == []
     assert [view for view in views if view in FULL and not done[view] & {"full", "keys"}] == []
+
+
+def test_a_view_that_is_declared_again_while_it_is_dropped_is_computed_again(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Its rows may be deleted or not: another process may have been killed before or after."""
+    views = {
+        name: View(sql="SELECT id, name FROM customers", key=("id",)) for name in ("kept", "again")
+    }
+    shop, name = Shop(database, tmp_path / "lake", views), str(tmp_path)
+    with_both = shop.config
+    only = msgspec.structs.replace(with_both.followers["views"], views=("kept",))
+    with_one = msgspec.structs.replace(with_both, followers=with_both.followers | {"views": only})
+    database.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'b')")
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name))
+    for steps in (1, 2):
+        shop.config = with_one
+        for step in range(steps):
+            shop.cut()
+            with closing(MemorySink(name)) as sink:
+                shop.drop_step(spark, sink, "again", step)
+        assert len(_rows(name, "again")) == 2 * (steps == 1)
+        shop.config = with_both
+        shop.cut()
+        decisions = shop.follow(spark, lambda: MemorySink(name))
+        assert {view: how for view, (how, _) in decisions.items()} == {
+            "kept": "nothing", "again": "build",
+        }  # fmt: skip
+        assert shop.differences("again", _rows(name, "again")) == ""
+
+
+def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """A cut to a frontier of the same seq writes none: the view would not be computed again."""
+    view = View(sql="SELECT id, name FROM customers", key=("id",))
+    shop, name = Shop(database, tmp_path / "lake", {"v": view}), str(tmp_path)
+    database.execute("INSERT INTO customers VALUES (1, 'a')")
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name))
+    STORES[name].tables["views.v"].rows.clear()
+
+    class Rebuilding(ViewsFollowing):
+        def _cuts(self) -> ViewCuts:
+            return shop.views(spark)
+
+        def next(self, sink: MemorySink) -> bool:
+            """Apply a cut; return whether the follower ends then."""
+            cut = self._mirror.cut(sink.open())
+            assert cut is not None
+            self._apply(cut, 1)
+            return self._until is not None
+
+    sink = MemorySink(name)
+    following = Rebuilding(shop.config, "views", sink, once=True, rebuilt="v")
+    shop.idle()
+    assert not following.next(sink)
+    shop.cut()
+    assert following.next(sink)
+    assert shop.differences("v", _rows(name, "v")) == ""
 
 
 VALUES = (
