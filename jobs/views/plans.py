@@ -103,7 +103,7 @@ def _definition(name: str, views: Mapping[str, View], query: Query, version: Ver
     sqls = {each: other.sql for each, other in views.items()}
     declared = [sqls[each] for each in (*named_views(name, sqls), name)]
     return Definition(
-        _fingerprint((version.key, query)),
+        _fingerprint((version.key, query.sql, query.columns)),
         _fingerprint(declared),
         version.schema_id,
         version.key,
@@ -153,7 +153,7 @@ def _affected(
     scope = Scope({}, None)
     for alias, table in ((probe.alias, probe.table), *probe.joined.items()):
         version = versions[table]
-        scope.add(alias, {each.name: of(each) for each in version.columns}, None)
+        scope.add(alias, {each.name: of(each) for each in version.columns}, ())
     rules = Expressions(Translator(versions, NEW), {}, scope)
     columns = ", ".join(
         f"{coerced(rules.value(node), view.columns[name])} AS {quoted(name)}"
