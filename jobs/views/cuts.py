@@ -20,7 +20,7 @@ import pyarrow as pa
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from lockstep.jobs.views import definitions
+from lockstep.jobs.views import definitions, json_members
 from lockstep.jobs.views.definitions import DEFINITIONS, Definition
 from lockstep.jobs.views.plans import NEW, OLD, ViewPlan, plan
 from lockstep.jobs.views.quotients import NO_DIGITS
@@ -95,6 +95,7 @@ class ViewCuts(MirrorCuts):
         versions = self._versions(after.lsn)
         with self._session() as spark, _translated():
             spark.conf.set("spark.sql.ansi.enabled", "true")
+            json_members.register(spark)
             tables = {
                 name: TableStates(
                     spark,

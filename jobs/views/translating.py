@@ -258,7 +258,10 @@ class Translator:
         on = node.args.get("on")
         if on is None:
             return f"CROSS JOIN {source}"
-        return f"{_JOINS[side]} {source} ON {rules.condition(on, 'ON')}"
+        could_call, rules.can_call = rules.can_call, rules.can_call and not side
+        condition = rules.condition(on, "ON")
+        rules.can_call = could_call
+        return f"{_JOINS[side]} {source} ON {condition}"
 
 
 def _expect_no_limit(node: exp.Expr) -> None:

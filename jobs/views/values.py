@@ -80,6 +80,9 @@ class Rules(Protocol):
     scope: Scope
     # Whether an ORDER BY, in these partitions, leaves no two rows in either order.
     order_is_total: Callable[[Sequence[exp.Expr]], bool]
+    # Whether Spark can call a function of ours here: not in conditions that it joins by, otherwise
+    # than by an inner join.
+    can_call: bool
 
     def value(self, node: exp.Expr) -> Value:
         """Return an expression's translation."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -113,6 +115,93 @@ def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
     assert shop.differences("v", _rows(name, "v")) == ""
 
 
+JSON_TABLES = {
+    "docs": "id int PRIMARY KEY, j jsonb",
+    "tags": "name text PRIMARY KEY, about jsonb",
+}
+JSON_VIEWS = {
+    "members": View(
+        sql="SELECT d.id, d.j -> 'a' AS a, d.j -> 'a' ->> 'b' AS b, d.j ->> 0 AS first FROM docs d"
+        " WHERE d.j ->> 'k' IS NOT NULL OR d.j -> 'a' IS NOT NULL",
+        key=("id",),
+        refresh="strict",
+    ),
+    "by_member": View(
+        sql="SELECT j ->> 'k' AS k, count(*) AS n, min(id) AS least FROM docs"
+        " WHERE j ->> 'k' IS NOT NULL GROUP BY j ->> 'k'",
+        key=("k",),
+    ),
+    "joined_by_member": View(
+        sql="SELECT d.id, t.name, t.about ->> 'n' AS n FROM docs d JOIN tags t"
+        " ON t.name = d.j ->> 'k' WHERE coalesce(t.about ->> 'n', '') <> '2'",
+        key=("id",),
+    ),
+    "left_joined_by_member": View(
+        sql="SELECT d.id, d.k, t.about -> 'l' AS l FROM (SELECT id, j ->> 'k' AS k FROM docs) AS d"
+        " LEFT JOIN tags t ON t.name = d.k",
+        key=("id",),
+    ),
+    "in_by_member": View(
+        sql="SELECT d.id, d.k FROM (SELECT id, j ->> 'k' AS k FROM docs) AS d WHERE d.k IN"
+        " (SELECT name FROM tags) AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.name = d.k"
+        " AND t.about IS NULL)",
+        key=("id",),
+    ),
+    "first_of_member": View(
+        sql="SELECT k, id, a FROM (SELECT j ->> 'k' AS k, id, j -> 'a' AS a, row_number() OVER"
+        " (PARTITION BY j ->> 'k' ORDER BY id DESC) AS place FROM docs"
+        " WHERE j ->> 'k' IS NOT NULL) AS x WHERE place = 1",
+        key=("k",),
+    ),
+}
+
+
+def _json(chosen: Random, depth: int = 0) -> object:
+    """Return a random value of every kind, with escapes, and with equal keys at each depth."""
+    kind = chosen.randrange(9 if depth < 3 else 6)
+    if kind >= 7 or (depth == 0 and kind > 1):
+        keys = ["a", "b", "k", "l", "n", "", 'q"', "k\\", "ä", " a", "0"]
+        return {key: _json(chosen, depth + 1) for key in chosen.sample(keys, chosen.randrange(8))}
+    if kind == 6:
+        return [_json(chosen, depth + 1) for _ in range(chosen.randrange(4))]
+    texts = ["", "x", 'a"b', "c\\d", "é\n\t", "{", "[1, 2]", '{"b": 1}', "null", "\u0001", "😀 }"]
+    numbers = [0, -1, 1.5, 2, 10**30, 12345678901234567890.125]
+    return [None, True, chosen.choice(texts), chosen.choice(texts), chosen.choice(numbers), False][
+        kind
+    ]
+
+
+@pytest.mark.long("six views over three cuts, each with Python processes: two minutes")
+def test_members_of_random_jsonb_are_postgres_own_after_each_cut(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Selected, in conditions, joined by, grouped by, and numbered by."""
+    shop = Shop(database, tmp_path / "lake", JSON_VIEWS, None, JSON_TABLES)
+    chosen, name, wrong, seen = Random(16), str(tmp_path), list[str](), set[str]()
+    for count in (150, 15, 15):
+        with database.connect() as connection:
+            for _ in range(count):
+                made = json.dumps(_json(chosen))
+                # Digits after the point that no double has.
+                text = re.sub(r"(?<=\d)\.125(?=[,}\]])", ".12500", made)
+                key = chosen.randrange(60)
+                connection.execute("DELETE FROM docs WHERE id = %s", [key])
+                connection.execute("INSERT INTO docs VALUES (%s, %s::jsonb)", [key, text])
+            for tag in ("x", "true", "", "2", "-1", "null", "1.5"):
+                about = json.dumps(_json(chosen)) if chosen.random() < 0.8 else None
+                connection.execute("DELETE FROM tags WHERE name = %s", [tag])
+                connection.execute("INSERT INTO tags VALUES (%s, %s::jsonb)", [tag, about])
+        shop.cut()
+        shop.follow(spark, lambda: MemorySink(name))
+        for view in JSON_VIEWS:
+            rows = _rows(name, view)
+            seen |= {view} if rows else set()
+            if found := shop.differences(view, rows):
+                wrong.append(found)
+    assert wrong == []
+    assert seen == JSON_VIEWS.keys()
+
+
 VALUES = (
     "id int PRIMARY KEY, a int, b bigint, s smallint, m numeric(12,4), k numeric(5,0), f float8,"
     " t text, v varchar(20), d date, at timestamp, z timestamptz, ok bool, u uuid, j jsonb"
@@ -166,7 +255,11 @@ EXPRESSIONS = """
   round(m / nullif(k, 0), 3) | (m / nullif(s, 0))::numeric(12,2) | round(m / 7, 2) / nullif(s, 0)
   coalesce(m, 0) / nullif(s, 0) | b / 99999999.99 | m / 9999.5 > k / 17 | m / nullif(f, 0)
   t NOT LIKE '%a%' | m::numeric(34,3) * k | m::numeric(38,4) > b | m::numeric(38,4) - k
-  j
+  j | j -> 'a' | j -> 'b' | j -> 'c.d' | j ->> 'a' | j ->> 'b' | j ->> 'c.d' | j ->> 'A' | j -> ' a'
+  j -> 0 | j ->> 0 | j -> -1 | j ->> 1 | j -> 'c.d' -> 'a' -> 1 | j -> 'c.d' ->> 'b' | j -> '0'
+  j -> 'c.d' -> 1 ->> 'x' | j -> 'c.d' -> 0 | j -> 'c.d' ->> 2 | j -> 0 -> 'a' | j -> 0 ->> 'a'
+  (j ->> 'a') || t | length(j ->> 'c.d') | j ->> 'a' = t | j ->> 'b' IS NULL | j -> 'a' IS NULL
+  coalesce(j ->> 'b', 'none') | CASE WHEN j ->> 'a' LIKE '%x%' THEN j END
 """
 
 
