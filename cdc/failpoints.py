@@ -61,6 +61,11 @@ FOLLOWER_NAMES: Final = (
     "follow_committed",  # the store is at the frontier, not reported yet
     "follow_reported",
 )
+# While the rows of a view that is no longer declared are deleted, once in each of three cuts.
+VIEW_DROP_NAMES: Final = (
+    "view_drop_written",  # the store has the cut's changes, and no frontier of it
+    "view_drop_step",  # the store is at the frontier
+)
 # In a follower's rebuild, in their order; those of a follower's job come between the first two.
 REBUILD_NAMES: Final = (
     "rebuild_started",  # its number is known, nothing of it exists

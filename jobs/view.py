@@ -1,4 +1,4 @@
-"""Views as a job: `cdc view check`, `explain`, `verify`, and `rebuild`, which needs Spark."""
+"""Views as a job: what `cdc view` does; `apply`, `rebuild` and `drop` need Spark."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cdc.config import Config
+    from lockstep.jobs.views.planning import Step
     from lockstep.jobs.views.plans import ViewPlan
 
 _POLL_SECONDS: Final = 0.3
@@ -32,7 +33,7 @@ _names = click.argument("names", nargs=-1)
 
 @click.group("view", epilog="\b\nExample:\n  python jobs/view.py check --config lockstep.yaml")
 def main() -> None:
-    """Check, explain, verify or rebuild maintained views."""
+    """Check, explain, plan, verify or change maintained views."""
 
 
 @main.command()
@@ -190,7 +191,7 @@ def rebuild(config: Config, name: str, *, as_json: bool) -> Exit:
     for each in holders:
         sink = stores.sink(config, each, config.followers[each])
         started = partial(with_jars, f"lockstep rebuild of view {name}")
-        following = ViewsFollowing(config, each, sink, spark=started, rebuilt=name)
+        following = ViewsFollowing(config, each, sink, spark=started, once=True, rebuilt=name)
         run = Run(config, each, stores.kind(config.followers[each]), following)
         run_all([run], threading.Event())
         if run.exit is not Exit.OK:
@@ -199,6 +200,98 @@ def rebuild(config: Config, name: str, *, as_json: bool) -> Exit:
             print_json({"view": name, "follower": each})
         else:
             echo(f"{name} in {each}: computed again")
+    return Exit.OK
+
+
+@main.command()
+@with_config
+@json_option
+def plan(config: Config, *, as_json: bool) -> Exit:
+    """Compare the stores with the declared views; see `cdc view plan`."""
+    from lockstep.jobs.changing_views import planned  # noqa: PLC0415 - not for --help
+
+    found = planned(config)
+    if as_json:
+        print_json([each._asdict() for each in found])
+    for each in () if as_json else found:
+        echo(_planned(each))
+    if any(each.state == "refused" for each in found):
+        return Exit.CONFIG
+    return Exit.OK if all(each.state == "unchanged" for each in found) else Exit.FAILED
+
+
+def _planned(step: Step) -> str:
+    effects = {
+        "new": "all its rows are computed",
+        "changed": "all its rows are computed, and replace the old ones in one commit",
+        "dropped": "its rows stay until you drop it",
+    }
+    what = f"{step.view} in {step.follower}: {step.state}"
+    if step.why:
+        what += f" ({step.why})"
+    if step.state in effects:
+        what += f": {effects[step.state]}"
+    return what + (f"\n  what to do: {step.command}" if step.command else "")
+
+
+@main.command()
+@with_config
+@click.option("--timeout", type=float, default=600.0)
+@json_option
+def apply(config: Config, timeout: float, *, as_json: bool) -> Exit:
+    """Build what is declared in every store; see `cdc view apply`."""
+    from lockstep.jobs import changing_views as changing  # noqa: PLC0415 - not for --help
+
+    app.begin(config)
+    refused = [each for each in _checked(config, ()) if each["refused"]]
+    if refused:
+        lines = "".join(f"\n  view {each['view']}: {each['refused']}" for each in refused)
+        raise ConfigError(
+            f"nothing was changed, because views are refused:{lines}",
+            hint="`cdc view check` says what to write instead",
+        )
+    found = changing.planned(config)
+    changing.build(config, changing.Waiting(timeout))
+    was = {(each.view, each.follower): each.state for each in found}
+    after = [
+        {**each._asdict(), "was": was.get((each.view, each.follower), "new")}
+        for each in changing.planned(config)
+    ]
+    if as_json:
+        print_json(after)
+    for each in () if as_json else after:
+        echo(f"{each['view']} in {each['follower']}: {_applied(each)}")
+    return Exit.OK
+
+
+def _applied(step: dict[str, Any]) -> str:
+    if step["state"] == "dropped":
+        return f"no longer declared; to delete its rows: {step['command']}"
+    return {"new": "built", "changed": "built again"}.get(step["was"], "unchanged")
+
+
+@main.command()
+@with_config
+@click.argument("name")
+@click.option("--follower", "followers", multiple=True)
+@click.option("--timeout", type=float, default=600.0)
+@json_option
+def drop(
+    config: Config, name: str, followers: tuple[str, ...], timeout: float, *, as_json: bool
+) -> Exit:
+    """Delete the rows of a view that is not declared; see `cdc view drop`."""
+    from lockstep.jobs import changing_views as changing  # noqa: PLC0415 - not for --help
+
+    app.begin(config)
+    holders = [each for each, follower in config.followers.items() if follower.views]
+    chosen = followers or holders
+    had = changing.drop(config, chosen, name, changing.Waiting(timeout))
+    found = [{"view": name, "follower": each, "dropped": each in had} for each in chosen]
+    for each in () if as_json else found:
+        what = "its rows are deleted" if each["dropped"] else "not there"
+        echo(f"{name} in {each['follower']}: {what}")
+    if as_json:
+        print_json(found)
     return Exit.OK
 
 

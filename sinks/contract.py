@@ -287,7 +287,19 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Generations(Sink, Protocol):
+class Listable(Protocol):
+    """A sink that reads all rows of a table."""
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield each row's key, its seq and its stored value as JSON, in any order.
+
+        The value is b"" for a row that is known but not visible to readers.
+        """
+        ...
+
+
+@runtime_checkable
+class Generations(Listable, Sink, Protocol):
     """A sink whose store can hold several generations, of which readers see one.
 
     Optional: the store of another sink is rebuilt in place, empty at first.
@@ -320,13 +332,6 @@ class Generations(Sink, Protocol):
 
     def drop(self, generation: int) -> None:
         """Delete what only that generation has; repeatable. ConfigError for the current one."""
-        ...
-
-    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield each row's key, its seq and its stored value as JSON, in any order.
-
-        The value is b"" for a row that is known but not visible to readers.
-        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""`cdc view`: maintained views, listed, checked, explained, run, verified and built again."""
+"""`cdc view`: maintained views, listed, checked, planned, built, verified and dropped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, echo, example, print_json, with_config
+from cdc.cli.options import Duration, as_json, confirm, echo, example, print_json, with_config, yes
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -68,6 +68,91 @@ def explain(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     _become(config, "explain", [*names, *(["--json"] * as_json)], names)
 
 
+@view.command(epilog=example("cdc view plan", "cdc view plan --json"))
+@with_config
+@as_json
+def plan(config: Config, *, as_json: bool) -> None:
+    """Compare the declared views with those that the followers' stores hold, and change nothing.
+
+    For each view and follower: unchanged, new, changed (and what of it), dropped (still in the
+    store, and not declared), or refused; with the command that follows. Exits with 0 if there is
+    nothing to do, 1 if there is, 78 if a view is refused.
+    """
+    _become(config, "plan", ["--json"] * as_json, ())
+
+
+@view.command(
+    epilog=example("cdc view apply", "cdc view apply --timeout 30m", "cdc view apply --json")
+)
+@with_config
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
+)
+@as_json
+def apply(config: Config, timeout: float, *, as_json: bool) -> None:
+    """Build each new or changed view in every store, and return once all are there.
+
+    Nothing is changed if any view is refused. Readers see the old rows of a view until all new ones
+    are there. A follower that runs builds them itself once its job is started again with this
+    configuration, and this command waits for it; one that does not run is run by this command. Rows
+    of views that are no longer declared stay: `cdc view drop`.
+
+    Exits with 75 after the timeout, and may then be run again.
+    """
+    given = ["--timeout", str(timeout), *(["--json"] * as_json)]
+    _become(config, "apply", given, (), spark=True)
+
+
+@view.command(
+    epilog=example(
+        "cdc view drop order_totals",
+        "cdc view drop order_totals --yes --json",
+        "cdc view drop order_totals --follower cache",
+    )
+)
+@with_config
+@click.argument("name", metavar="VIEW")
+@click.option(
+    "--follower", "followers", metavar="NAME", multiple=True,
+    help="Only in this one's store, which may no longer name a view that others hold.",
+)  # fmt: skip
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
+)
+@yes
+@as_json
+def drop(
+    config: Config,
+    name: str,
+    followers: tuple[str, ...],
+    timeout: float,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete the rows of a view that is no longer declared from the followers' stores.
+
+    In their next cuts; an empty table stays. The followers' jobs must not run meanwhile, those of
+    their mirrors must. May be repeated, also after it was interrupted. Exits with 75 after the
+    timeout.
+    """
+    _refuse_declared(config, name, followers)
+    if not yes:
+        where = ", ".join(followers) or "every follower with views"
+        confirm(f"Delete all rows of {name} in {where}?")
+    given = [name, *(part for each in followers for part in ("--follower", each))]
+    given += ["--timeout", str(timeout), *(["--json"] * as_json)]
+    _become(config, "drop", given, (), spark=True)
+
+
 @view.command(epilog=example("cdc view run", "cdc view run --once"))
 @with_config
 @click.option("--once", is_flag=True, help="End when all that is in the log now is applied.")
@@ -125,6 +210,31 @@ def rebuild(config: Config, name: str, *, as_json: bool) -> None:
     without this command.
     """
     _become(config, "rebuild", [name, *(["--json"] * as_json)], (name,), spark=True)
+
+
+def _refuse_declared(config: Config, name: str, followers: tuple[str, ...]) -> None:
+    """Raise ConfigError if the view is declared; in these followers, if there are any."""
+    from cdc.config import read  # noqa: PLC0415 - not for --help
+    from cdc.config.followers import chosen_names  # noqa: PLC0415 - as above
+    from cdc.errors import ConfigError  # noqa: PLC0415 - as above
+
+    origins = read(click.get_current_context().params["config_path"]).origins
+    for each in chosen_names(config.followers, followers) if followers else ():
+        if name in config.followers[each].views:
+            at = origins.get(("followers", each, "views"), "the configuration")
+            raise ConfigError(
+                f"follower {each} names the view {name} in {at}",
+                hint=f"remove it from its `views`; then `cdc view drop {name} --follower {each}`",
+            )
+        if not config.followers[each].views:
+            raise ConfigError(f"follower {each} has no views", hint="name one that has")
+    if name in config.views and not followers:
+        at = origins.get(("views", name, "sql"), "the configuration")
+        raise ConfigError(
+            f"view {name} is declared in {at}",
+            hint="remove it there, and from the followers' `views`; or name a follower that no"
+            " longer has it: --follower NAME",
+        )
 
 
 def _holders(config: Config, name: str) -> list[str]:

@@ -10,22 +10,24 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from cdc import failpoints
 from cdc.events import LSN
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.spark.session import work_session
-from lockstep.jobs.views.cuts import ViewCuts
-from lockstep.jobs.views.plans import DEFINITIONS, SCHEMA
+from lockstep.jobs.views import definitions
+from lockstep.jobs.views.cuts import ViewCuts, has_rows
+from lockstep.jobs.views.definitions import SCHEMA
+from lockstep.sinks.contract import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
-    from lockstep.sinks.contract import Sink
+    from lockstep.jobs.views.definitions import Definition
+    from lockstep.sinks.contract import Applied, Sink
 
 
 class ViewsFollowing(DocumentsFollowing):
@@ -39,10 +41,14 @@ class ViewsFollowing(DocumentsFollowing):
         *,
         spark: Callable[[], SparkSession] | None = None,
         until: LSN | None = None,
+        once: bool = False,
         rebuilt: str | None = None,
     ) -> None:
-        """`rebuilt`: compute this view again with the next frontier, and end."""
-        self._rebuilt = rebuilt
+        """`once`: end after the next cut in which views can be computed again.
+
+        `rebuilt`: compute this view again in it, whether or not its definition has changed.
+        """
+        self._once, self._rebuilt = once, rebuilt
         super().__init__(config, name, sink, spark=spark, until=until)
 
     def _cuts(self) -> ViewCuts:
@@ -50,10 +56,21 @@ class ViewsFollowing(DocumentsFollowing):
 
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         assert isinstance(self._mirror, ViewCuts), "it is made above"
-        new = apply(self._mirror, self._sink, cut, generation, self._rebuilt)
-        if self._rebuilt is not None:
-            self._until = LSN(0)
+        new = apply(
+            self._mirror, self._sink, cut, generation, self._rebuilt, self._more(cut.after.applied)
+        )
+        if has_rows(cut):
+            self._has_applied()
         return new
+
+    def _more(self, _: Applied) -> Sequence[Changes]:
+        """Return what else is written in a cut."""
+        return ()
+
+    def _has_applied(self) -> None:
+        """Note that a cut in which views can be computed again was applied."""
+        if self._once:
+            self._until = LSN(0)
 
     def _named(self) -> set[str]:
         return {f"{SCHEMA}.{name}" for name in self._mirror.names}
@@ -66,25 +83,72 @@ class ViewsFollowing(DocumentsFollowing):
             yield spark
 
 
+class ViewDropping(ViewsFollowing):
+    """Deletes the rows of a view that the follower does not name, in its next cuts; and ends.
+
+    First the store records that the rows are about to be deleted, then they are, then that record
+    is: each in a cut of its own, since not every store writes a cut's tables in one commit. So an
+    interrupted one can be repeated, and a view that is declared again meanwhile is computed again.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        sink: Sink,
+        dropped: tuple[str, Definition],
+        *,
+        spark: Callable[[], SparkSession],
+    ) -> None:
+        """`dropped`: the view, and its definition in the store."""
+        self._dropped, (_, definition) = dropped, dropped
+        self._steps = [self._rows, self._record]
+        if not definition.is_dropped:
+            self._steps.insert(0, self._announcement)
+        super().__init__(config, name, sink, spark=spark)
+
+    def _more(self, applied: Applied) -> Sequence[Changes]:
+        return [self._steps[0](applied)]
+
+    def _has_applied(self) -> None:
+        del self._steps[0]
+        failpoints.reach("view_drop_step")
+        if not self._steps:
+            self._until = LSN(0)
+
+    def _announcement(self, applied: Applied) -> Changes:
+        view, definition = self._dropped
+        return definitions.changes({view: definition.as_dropped()}, applied)
+
+    def _rows(self, applied: Applied) -> Changes:
+        view, definition = self._dropped
+        return Changes((definition.version(view),), [], truncated=applied.seq)
+
+    def _record(self, applied: Applied) -> Changes:
+        return definitions.changes({self._dropped[0]: None}, applied)
+
+
 def apply(
-    views: ViewCuts, sink: Sink, cut: MirrorCut, generation: int, rebuilt: str | None = None
+    views: ViewCuts,
+    sink: Sink,
+    cut: MirrorCut,
+    generation: int,
+    rebuilt: str | None = None,
+    more: Sequence[Changes] = (),
 ) -> int:
     """Apply the cut to a store; return how many changes of rows were new to it.
 
-    The view `rebuilt` is computed completely.
+    The view `rebuilt` is computed completely; `more` is written, too.
     """
     applied = cut.after.applied
     above = cut.before.applied.seq if cut.before else 0
-    sink.begin(applied.seq, views.tables_of(applied), above)
-    built = definitions(views, sink)
+    tables = [*views.tables_of(applied), *(each.version for each in more)]
+    sink.begin(applied.seq, tables, above)
+    built = definitions.stored(sink, views.names)
     built.pop(rebuilt or "", None)
     new = sum(sink.write(changes) for changes in views.view_changes(cut, built))
+    for changes in more:
+        sink.write(changes)
+        failpoints.reach("view_drop_written")
     sink.commit(applied._replace(generation=generation))
     return new
-
-
-def definitions(views: ViewCuts, sink: Sink) -> dict[str, str]:
-    """Return the definitions by which the store's views were computed."""
-    keys = [msgspec.json.encode({"view": name}) for name in views.names]
-    found = map(msgspec.json.decode, sink.rows(DEFINITIONS, keys).values())
-    return {row["view"]: row["definition"] for row in found}

@@ -141,7 +141,7 @@ def _window(rules: Rules, node: exp.Window) -> Value:
             written = node.meta.get(WRITTEN, "row_number()")
             raise UnsupportedError(
                 f"{written} whose ORDER BY may leave rows in any order",
-                "add the key of each joined table to ORDER BY, or number by rank()",
+                "add what is unique in each table and subquery to ORDER BY, or number by rank()",
             )
         if not ordered and name != "row_number":
             raise UnsupportedError(f"{name}() without ORDER BY", "write it")
@@ -177,7 +177,7 @@ def _neighbour(rules: Rules, inner: exp.Expr, window: exp.Window, over: str) -> 
     if not window.args.get("order") or not _is_total(rules, window):
         raise UnsupportedError(
             f"{name}() whose ORDER BY may leave rows in any order",
-            "add the key of each joined table to ORDER BY",
+            "add what is unique in each table and subquery to ORDER BY",
         )
     found = rules.value(inner.this)
     kind = own(found)

@@ -15,13 +15,14 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from lockstep.jobs.views.plans import DEFINITIONS, NEW, OLD, ViewPlan, plan
+from lockstep.jobs.views import definitions, json_members
+from lockstep.jobs.views.definitions import DEFINITIONS, Definition
+from lockstep.jobs.views.plans import NEW, OLD, ViewPlan, plan
 from lockstep.jobs.views.quotients import NO_DIGITS
 from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
 from lockstep.jobs.views.values import quoted, string
@@ -84,16 +85,17 @@ class ViewCuts(MirrorCuts):
         """Return what a sink's `begin` needs: the views as tables, and their definitions."""
         return [*(each.version for each in self.plans(applied)), DEFINITIONS]
 
-    def view_changes(self, cut: MirrorCut, stored: Mapping[str, str]) -> Iterator[Changes]:
+    def view_changes(self, cut: MirrorCut, stored: Mapping[str, Definition]) -> Iterator[Changes]:
         """Yield the cut's changes; `stored` has the definitions that the store was built by."""
         after = cut.after.applied
         self.decisions = []
-        if cut.before and after.seq == cut.before.applied.seq:
-            return  # no row has changed, and none of that seq would be written
+        if not has_rows(cut):
+            return
         plans = self.plans(after)
         versions = self._versions(after.lsn)
         with self._session() as spark, _translated():
             spark.conf.set("spark.sql.ansi.enabled", "true")
+            json_members.register(spark)
             tables = {
                 name: TableStates(
                     spark,
@@ -106,12 +108,12 @@ class ViewCuts(MirrorCuts):
             }
             for view in plans:
                 work = _Work(spark, view, tables, after)
-                is_built = stored.get(view.name) == view.definition
+                is_built = _is_stored(view, stored)
                 yield from work.changes(is_first=cut.before is None, is_built=is_built)
                 self.decisions.append(work.decision)
-        changed = [each for each in plans if stored.get(each.name) != each.definition]
+        changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
         if changed:
-            yield _definitions(changed, after)
+            yield definitions.changes(changed, after)
 
     def _place(self, versions: Mapping[str, int], table: Version) -> MirrorVersion | None:
         place = table.topic.removeprefix(f"{self._config.prefix}.")
@@ -119,6 +121,11 @@ class ViewCuts(MirrorCuts):
             return None
         path = layout.path(self._root, self._config.prefix, table.topic)
         return MirrorVersion(path, versions[place])
+
+
+def has_rows(cut: MirrorCut) -> bool:
+    """Return whether rows can differ in a cut, and be written: only an LSN may be new."""
+    return cut.before is None or cut.after.applied.seq > cut.before.applied.seq
 
 
 class _Work:
@@ -263,16 +270,9 @@ class _Work:
         )
 
 
-def _definitions(changed: Sequence[ViewPlan], applied: Applied) -> Changes:
-    """Return the changes that record by which definitions the views were built."""
-    made = []
-    for each in changed:
-        row = {"view": each.name, "definition": each.definition}
-        key, seq = msgspec.json.encode({"view": each.name}), applied.seq
-        made.append(
-            Change(key, seq, msgspec.json.encode(row), 1, applied.lsn, applied.committed_at_us)
-        )
-    return Changes((DEFINITIONS,), made)
+def _is_stored(view: ViewPlan, stored: Mapping[str, Definition]) -> bool:
+    found = stored.get(view.name)
+    return found is not None and found.fingerprint == view.definition.fingerprint
 
 
 def _joined(anchor: Sequence[str]) -> str:

@@ -36,9 +36,21 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "ArrayAgg": ("array_agg(), whose order is not defined", "make a view with a row for each"),
     "GroupConcat": ("string_agg()", "make a view with a row for each"),
     **dict.fromkeys(
-        ("JSONExtract", "JSONExtractScalar", "JSONBExtract", "JSONBExtractScalar"),
-        ("->, ->>, #> and #>>: Spark writes numbers and objects otherwise", "select the column"),
+        ("JSONBExtract", "JSONBExtractScalar"),
+        ("#> and #>>", "write -> and ->> for each part of the path"),
     ),
+    **dict.fromkeys(
+        (
+            *("ArrayContainsAll", "ArrayContainedBy", "JSONBContainsTopKey"),
+            *("JSONBContainsAnyTopKeys", "JSONBContainsAllTopKeys"),
+        ),
+        ("@>, <@, ?, ?| and ?&", "compare members that ->> selects, or test them for NULL"),
+    ),
+    **dict.fromkeys(
+        ("JSONBPathExists", "MatchAgainst"), ("@? and @@", "compare members that ->> selects")
+    ),
+    "JSONBDeleteAtPath": ("#-", "select the members that are to be there"),
+    "Bracket": ("a subscript", "write -> or ->> for a jsonb, and select an array as it is"),
     "Tuple": ("a comparison of rows", "compare the columns, with AND and OR"),
     "Any": ("ANY and SOME", "write IN or EXISTS"),
     "All": ("ALL", "write NOT EXISTS"),
@@ -59,6 +71,7 @@ class Expressions:
     def __init__(self, queries: Queries, ctes: Mapping[str, Any], scope: Scope) -> None:
         self._queries, self._ctes, self.scope = queries, ctes, scope
         self.order_is_total: Callable[[Sequence[exp.Expr]], bool] = lambda _: False
+        self.can_call = scope.outer is None
 
     def value(self, node: exp.Expr) -> Value:
         rule = _RULES.get(type(node))

@@ -116,7 +116,9 @@ def _in(rules: Rules, node: exp.In) -> Value:
         found = rules.query(query)
         ((name, type_),) = found.columns.items()
         inner = Value(f"i.{quoted(name)}", type_)
-        value, column = compared([rules.value(node.this), inner], "IN", ordered=False)
+        could_call, rules.can_call = rules.can_call, False
+        outer, rules.can_call = rules.value(node.this), could_call
+        value, column = compared([outer, inner], "IN", ordered=False)
         return Value(f"({value} IN (SELECT {column} FROM ({found.sql}) AS i))", BOOL)  # noqa: S608 - quoted
     given = [rules.value(each) for each in (node.this, *node.expressions)]
     value, *among = compared(given, "IN", ordered=False)

@@ -70,10 +70,12 @@ def _numbered(select: exp.Select, by: Sequence[exp.Expr], names: Sequence[str] =
     inner.set("with_", None)
     inner.append("expressions", exp.alias_(window, _PLACE, quoted=True))
     kept = names or [each.alias_or_name for each in select.expressions]
+    # By `= 1` it is known that no two rows have one key.
+    test = exp.EQ if most.this == "1" else exp.LTE
     made = exp.Select(
         expressions=[exp.alias_(_column(_ALIAS, name), name, quoted=True) for name in kept],
         from_=exp.From(this=_subquery(inner, _ALIAS)),
-        where=exp.Where(this=exp.LTE(this=_column(_ALIAS, _PLACE), expression=most.copy())),
+        where=exp.Where(this=test(this=_column(_ALIAS, _PLACE), expression=most.copy())),
     )
     if with_:
         made.set("with_", with_)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import ConfigError
 from lockstep.jobs.views import types
+from lockstep.jobs.views.definitions import SCHEMA, Definition
 from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.lineage import Lineage, NoLineageError, Probe, lineage
-from lockstep.jobs.views.parsing import resolved, tables
+from lockstep.jobs.views.parsing import named_views, resolved, tables
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.translating import Query, Translator, relation
 from lockstep.jobs.views.types import COMPARED, FLOATS, of
@@ -24,22 +25,11 @@ if TYPE_CHECKING:
 
     from cdc.config.views import View
 
-SCHEMA: Final = "views"
 # The states of the tables: before and after the cut, and the rows that only one of them has.
 OLD: Final = "old"
 NEW: Final = "new"
 REMOVED: Final = "removed"
 ADDED: Final = "added"
-# A view's definition, as the store had it at the last cut: with another one it is built again.
-DEFINITIONS: Final = Version(
-    1,
-    SCHEMA,
-    "definitions",
-    f"{SCHEMA}.definitions",
-    ("view",),
-    (types.TEXT.column("view"), types.TEXT.column("definition")),
-    {},
-)
 
 
 class AffectedQuery(NamedTuple):
@@ -64,7 +54,7 @@ class ViewPlan(NamedTuple):
     affected: tuple[AffectedQuery, ...]
     full_for: Mapping[str, str]  # tables whose changes need a full recompute, and why
     is_strict: bool
-    definition: str  # a hash of the query and its tables' versions
+    definition: Definition
 
 
 def plan(name: str, views: Mapping[str, View], versions: Mapping[str, Version]) -> ViewPlan:
@@ -87,10 +77,11 @@ def plan(name: str, views: Mapping[str, View], versions: Mapping[str, Version]) 
             f"refresh: strict with changes of {table} ({why})",
             "join it by an equality of columns, or use refresh: auto",
         )
+    version = _version(name, view, new, named, versions)
     return ViewPlan(
         name,
         view.key,
-        _version(name, view, new, named, versions),
+        version,
         new.sql,
         old.sql,
         new.columns,
@@ -104,8 +95,24 @@ def plan(name: str, views: Mapping[str, View], versions: Mapping[str, Version]) 
         ),
         full_for,
         is_strict,
-        f"{zlib.crc32(repr((view.key, new)).encode()):08x}",
+        _definition(name, views, new, version),
     )
+
+
+def _definition(name: str, views: Mapping[str, View], query: Query, version: Version) -> Definition:
+    sqls = {each: other.sql for each, other in views.items()}
+    declared = [sqls[each] for each in (*named_views(name, sqls), name)]
+    return Definition(
+        _fingerprint((version.key, query.sql, query.columns)),
+        _fingerprint(declared),
+        version.schema_id,
+        version.key,
+        version.columns,
+    )
+
+
+def _fingerprint(of_: object) -> str:
+    return f"{zlib.crc32(repr(of_).encode()):08x}"
 
 
 def _check(name: str, view: View, query: Query) -> None:
@@ -146,7 +153,7 @@ def _affected(
     scope = Scope({}, None)
     for alias, table in ((probe.alias, probe.table), *probe.joined.items()):
         version = versions[table]
-        scope.add(alias, {each.name: of(each) for each in version.columns}, None)
+        scope.add(alias, {each.name: of(each) for each in version.columns}, ())
     rules = Expressions(Translator(versions, NEW), {}, scope)
     columns = ", ".join(
         f"{coerced(rules.value(node), view.columns[name])} AS {quoted(name)}"

@@ -1,7 +1,8 @@
 """Whether an order leaves no two rows of a query in either order: what row_number() needs.
 
-Pure. By the keys of the query's tables and the equalities between their columns: what a set of
-columns determines, as functional dependencies do. Where nothing proves it, the answer is no.
+Pure. By what is unique in the query's tables and subqueries, and the equalities between their
+columns: what a set of columns determines, as functional dependencies do. Where nothing proves it,
+the answer is no. Rows agree in a column also where both have NULL there.
 """
 
 from __future__ import annotations
@@ -11,31 +12,33 @@ from typing import TYPE_CHECKING
 from sqlglot import exp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lockstep.jobs.views.values import Uniques
 
     Column = tuple[str, str]
 
 
 class Proof:
-    """What determines the rows of one SELECT; `keys`: unique columns, by alias."""
+    """What determines the rows of one SELECT; `uniques`: what is unique, by alias."""
 
-    def __init__(self, node: exp.Select, keys: Mapping[str, frozenset[str] | None]) -> None:
-        self._keys = keys
+    def __init__(self, node: exp.Select, uniques: Mapping[str, Uniques]) -> None:
+        self._select, self._uniques = node, dict(uniques)
         self._group = node.args.get("group")
-        where = node.args.get("where")
-        ons = [join.args["on"] for join in node.args.get("joins") or () if join.args.get("on")]
-        inner = [join.args["on"] for join in node.args.get("joins") or ()
-                 if join.args.get("on") and not join.side]  # fmt: skip
-        # In an outer join's ON an equality still makes at most one row match, if it is a key's.
-        self._matched = [pair for on in ons for pair in _equal(on)]
-        self._equal = [
-            pair for each in (*inner, *([where.this] if where else [])) for pair in _equal(each)
-        ]
-        self._constant = [
-            column
-            for each in (*inner, *([where.this] if where else []))
-            for column in _constants(each)
-        ]
+        joins = node.args.get("joins") or ()
+        sides = {join.side.upper() for join in joins}
+        if "FULL" in sides:
+            # Of each side a row without the other: NULL in what is unique in a subquery, too.
+            self._uniques = {
+                alias: each if _is_table(node, alias) else () for alias, each in uniques.items()
+            }
+        where = [node.args["where"].this] if node.args.get("where") else []
+        inner = [join.args["on"] for join in joins if join.args.get("on") and not join.side]
+        self._equal = [pair for each in (*inner, *where) for pair in _equal(each)]
+        # Where a later join adds rows without these tables, no condition of theirs is met.
+        always = where if sides & {"RIGHT", "FULL"} else [*inner, *where]
+        self._constant = [column for each in always for column in _constants(each)]
+        self._matched = [pair for join in joins for pair in _matched(join)]
 
     def holds(self, by: Sequence[exp.Expr]) -> bool:
         """Return whether rows that agree in all of these are one row."""
@@ -49,7 +52,35 @@ class Proof:
                 or (isinstance(each, exp.Column) and (_at(each) in known or each.table in aliases))
                 for each in self._group.expressions
             )
-        return aliases == self._keys.keys()
+        return aliases == self._uniques.keys()
+
+    def uniques(self) -> Uniques:
+        """Return sets of the SELECT's columns, in each of which no two of its rows agree."""
+        outputs = {each.alias_or_name: each.unalias() for each in self._select.expressions}
+        found = {frozenset(outputs)} if self._select.args.get("distinct") else set()
+        grouped = self._group.expressions if self._group else []
+        named = [
+            n for n, each in outputs.items() if isinstance(each, exp.Column) or each in grouped
+        ]
+        if self.holds([outputs[name] for name in named]):
+            for order in (named, named[::-1]):
+                found.add(self._least(order, outputs))
+        for name, each in outputs.items():
+            if isinstance(each, exp.Window) and isinstance(each.this, exp.RowNumber):
+                by = each.args.get("partition_by") or ()
+                if all(part in outputs.values() for part in by):
+                    parts = {n for n, output in outputs.items() if output in by}
+                    found.add(frozenset({name, *parts}))
+        return tuple(sorted(found, key=sorted))
+
+    def _least(self, names: Sequence[str], outputs: Mapping[str, exp.Expr]) -> frozenset[str]:
+        """Return the columns without those that the proof does not need."""
+        kept = list(names)
+        for name in names:
+            fewer = [each for each in kept if each != name]
+            if self.holds([outputs[each] for each in fewer]):
+                kept = fewer
+        return frozenset(kept)
 
     def _determined(self, given: set[Column]) -> tuple[set[Column], set[str]]:
         """Return the columns, and the tables, that have one value where the given ones have."""
@@ -59,10 +90,10 @@ class Proof:
             for one, other in self._equal:
                 if one in known or other in known:
                     known |= {one, other}
-            for alias, key in self._keys.items():
-                joined = {a[1] for a, b in _both(self._matched) if a[0] == alias and b in known}
+            for alias, uniques in self._uniques.items():
+                joined = {a[1] for a, b in self._matched if a[0] == alias and b in known}
                 there = {name for table, name in known if table == alias}
-                if key is not None and alias not in aliases and key <= joined | there:
+                if any(unique <= joined | there for unique in uniques):
                     aliases.add(alias)
             known |= {each for pair in self._equal for each in pair if each[0] in aliases}
             known |= {each for pair in self._matched for each in pair if each[0] in aliases}
@@ -96,10 +127,22 @@ def _constants(node: exp.Expr) -> Iterator[Column]:
                     yield one.table, one.name
 
 
-def _both(pairs: Iterable[tuple[Column, Column]]) -> Iterator[tuple[Column, Column]]:
-    for one, other in pairs:
-        yield one, other
-        yield other, one
+def _matched(join: exp.Join) -> Iterator[tuple[Column, Column]]:
+    """Yield an outer join's equalities: a column that may be missing, and the one of the other.
+
+    If the first is unique, the second determines its row: at most one matches. Not the other way:
+    where none matches, the first is NULL, for any second.
+    """
+    on, side = join.args.get("on"), join.side.upper()
+    for one, other in _equal(on) if on and side in {"LEFT", "RIGHT"} else ():
+        if (one[0] == join.alias_or_name) != (other[0] == join.alias_or_name):
+            is_right = one[0] == join.alias_or_name
+            yield (one, other) if is_right == (side == "LEFT") else (other, one)
+
+
+def _is_table(node: exp.Select, alias: str) -> bool:
+    sources = [node.args["from_"].this, *(join.this for join in node.args["joins"])]
+    return any(isinstance(each, exp.Table) and each.alias_or_name == alias for each in sources)
 
 
 def _at(node: exp.Expr) -> Column | None:

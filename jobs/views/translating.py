@@ -19,7 +19,15 @@ from lockstep.jobs.views import total_order
 from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import TEXT, UNKNOWN, Type, of
-from lockstep.jobs.views.values import Scope, Value, coerced, common, expect_grouped, quoted
+from lockstep.jobs.views.values import (
+    Scope,
+    Uniques,
+    Value,
+    coerced,
+    common,
+    expect_grouped,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +63,7 @@ class Query(NamedTuple):
 
     sql: str
     columns: dict[str, Type]
+    uniques: Uniques = ()
 
 
 def relation(table: str, state: str) -> str:
@@ -97,13 +106,15 @@ class Translator:
         if len(left.columns) != len(right.columns):
             raise ConfigError("the queries of a UNION have different numbers of columns", hint="")
         types = {name: common([a, b], "a UNION") for (name, a), b in pairs}
+        uniques: Uniques = ()
         if not (name := _SET_OPERATIONS[type(node)]) or not node.args.get("distinct"):
             name += " ALL"
         else:
+            uniques = (frozenset(types),)
             for column, each in types.items():
                 expect_grouped(each, f"{name} over {column}")
         sides = (self._converted(each, types) for each in (left, right))
-        return Query(f" {name} ".join(sides), types)
+        return Query(f" {name} ".join(sides), types, uniques)
 
     def _converted(self, query: Query, types: Mapping[str, Type]) -> str:
         """Return a query with its columns' types, and their names, replaced by these."""
@@ -128,7 +139,8 @@ class Translator:
         if where := node.args.get("where"):
             text.append(f"WHERE {rules.condition(where.this, 'WHERE')}")
         text += self._grouped(node, rules, scope)
-        rules.order_is_total = total_order.Proof(node, scope.keys).holds
+        proof = total_order.Proof(node, scope.uniques)
+        rules.order_is_total = proof.holds
         columns, selected = dict[str, Type](), []
         for each in node.expressions:
             found = rules.value(each.unalias())
@@ -142,7 +154,8 @@ class Translator:
             columns[name] = type_
             selected.append(f"{coerced(found, type_)} AS {quoted(name)}")
         distinct = self._distinct(node, columns)
-        return Query(" ".join([f"SELECT {distinct}{', '.join(selected)}", *text]), columns)
+        sql = " ".join([f"SELECT {distinct}{', '.join(selected)}", *text])
+        return Query(sql, columns, proof.uniques())
 
     def _distinct(self, node: exp.Select, columns: Mapping[str, Type]) -> str:
         distinct = node.args.get("distinct")
@@ -217,7 +230,7 @@ class Translator:
         else:
             raise UnsupportedError(f"{_title(node)} in FROM", "name tables and subqueries")
         query = _renamed(query, node.args["alias"])
-        scope.add(node.alias, query.columns, None)
+        scope.add(node.alias, query.columns, query.uniques)
         return f"({query.sql}) AS {quoted(node.alias)}"
 
     def _table(self, node: exp.Table, scope: Scope) -> str:
@@ -225,7 +238,7 @@ class Translator:
         if node.args["alias"].columns:
             raise UnsupportedError("a table's alias with names of columns", "name them by AS")
         columns = {each.name: of(each) for each in version.columns}
-        scope.add(node.alias, columns, frozenset(version.key))
+        scope.add_table(node.alias, columns, frozenset(version.key))
         return f"{quoted(relation(version.name, self._state))} AS {quoted(node.alias)}"
 
     def _join(
@@ -245,7 +258,10 @@ class Translator:
         on = node.args.get("on")
         if on is None:
             return f"CROSS JOIN {source}"
-        return f"{_JOINS[side]} {source} ON {rules.condition(on, 'ON')}"
+        could_call, rules.can_call = rules.can_call, rules.can_call and not side
+        condition = rules.condition(on, "ON")
+        rules.can_call = could_call
+        return f"{_JOINS[side]} {source} ON {condition}"
 
 
 def _expect_no_limit(node: exp.Expr) -> None:
@@ -309,7 +325,9 @@ def _renamed(query: Query, alias: Any) -> Query:  # noqa: ANN401 - sqlglot's
     selected = ", ".join(
         f"r.{quoted(old)} AS {quoted(new)}" for old, new in zip(query.columns, names, strict=True)
     )
-    return Query(f"SELECT {selected} FROM ({query.sql}) AS r", columns)  # noqa: S608 - quoted
+    new = dict(zip(query.columns, names, strict=True))
+    uniques = tuple(frozenset(new[each] for each in unique) for unique in query.uniques)
+    return Query(f"SELECT {selected} FROM ({query.sql}) AS r", columns, uniques)  # noqa: S608 - quoted
 
 
 def _title(node: exp.Expr) -> str:

@@ -18,7 +18,7 @@ _OFFSET: Final = 4
 _OIDS: Final = {
     "bool": 16, "int8": 20, "int2": 21, "int4": 23, "text": 25, "float4": 700, "float8": 701,
     "bpchar": 1042, "varchar": 1043, "date": 1082, "timestamp": 1114, "timestamptz": 1184,
-    "numeric": 1700, "uuid": 2950,
+    "numeric": 1700, "uuid": 2950, "jsonb": 3802,
 }  # fmt: skip
 INTEGERS: Final = {"int2": 5, "int4": 10, "int8": 19}  # with their decimal digits
 FLOATS: Final = frozenset({"float4", "float8"})
@@ -89,6 +89,7 @@ INT8: Final = Type("int8")
 TEXT: Final = Type("text")
 DATE: Final = Type("date")
 FLOAT8: Final = Type("float8")
+JSONB: Final = Type("jsonb")
 NULL: Final = Type(UNKNOWN)
 
 

@@ -30,16 +30,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+# Sets of columns, in each of which no two rows of a query agree.
+Uniques = tuple[frozenset[str], ...]
+
+
 class Scope:
     """The columns that the expressions of a query may name."""
 
     def __init__(self, sources: dict[str, dict[str, Type]], outer: Scope | None = None) -> None:
         self.sources, self.outer = sources, outer
-        self.keys: dict[str, frozenset[str] | None] = {}
+        self.keys: dict[str, frozenset[str]] = {}  # of tables: Postgres knows no other key
+        self.uniques: dict[str, Uniques] = {}
 
-    def add(self, alias: str, columns: dict[str, Type], key: frozenset[str] | None) -> None:
-        """Add a table or a subquery; `key`: columns that are unique in it."""
-        self.sources[alias], self.keys[alias] = columns, key
+    def add(self, alias: str, columns: dict[str, Type], uniques: Uniques) -> None:
+        """Add a subquery."""
+        self.sources[alias], self.uniques[alias] = columns, uniques
+
+    def add_table(self, alias: str, columns: dict[str, Type], key: frozenset[str]) -> None:
+        """Add a table."""
+        self.add(alias, columns, (key,))
+        self.keys[alias] = key
 
     def type_of(self, column: exp.Column) -> Type:
         """Return a column's type."""
@@ -70,6 +80,9 @@ class Rules(Protocol):
     scope: Scope
     # Whether an ORDER BY, in these partitions, leaves no two rows in either order.
     order_is_total: Callable[[Sequence[exp.Expr]], bool]
+    # Whether Spark can call a function of ours here: not in conditions that it joins by, otherwise
+    # than by an inner join.
+    can_call: bool
 
     def value(self, node: exp.Expr) -> Value:
         """Return an expression's translation."""

@@ -24,7 +24,7 @@ from lockstep.sinks.sql.database import Database, translated
 from lockstep.sinks.sql.tables import KnownTable, Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lockstep.sinks.contract import Altered, Changes, Version
 
@@ -173,6 +173,10 @@ class SqlSink:
                 return self._tables.rows(self._cut, version, keys)
         with self._database.transaction() as connection:
             return self._tables.rows(connection, version, keys)
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        with self._database.transaction() as connection:
+            yield from self._tables.contents(connection, version)
 
     def close(self) -> None:
         self._roll_back()

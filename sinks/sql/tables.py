@@ -21,7 +21,7 @@ from lockstep.sinks.sql.database import is_data_error, is_in_use, key_of
 from lockstep.sinks.sql.types import DECODE, ColumnValues
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -45,7 +45,7 @@ class Tables:
     def __init__(self, database: Database, schema: str) -> None:
         self._database, self._schema = database, schema
         self.known: dict[str, KnownTable] = {}  # by place
-        self._values: dict[int, dict[str, ColumnValues]] = {}
+        self._values: dict[tuple[str, int], tuple[Version, dict[str, ColumnValues]]] = {}
 
     def place(self, version: Version) -> str:
         """Return a table's name for statements."""
@@ -253,15 +253,11 @@ class Tables:
     ) -> dict[bytes, bytes]:
         """Return the stored rows of keys."""
         types, values = self._database.columns(connection, self.place(version)), self._of(version)
-        names = [name for name in values if name in types]
-        if not set(version.key) <= set(names):
+        names = self._names(version, types)
+        if not names:
             return {}
-        # A cast to text would trim char(n).
-        text = "CASE WHEN {0} IS NOT NULL THEN concat({0}) END"
-        shown = text if self._database.is_postgres else "{0}"
-        columns = ", ".join(shown.format(self._database.quoted(name)) for name in names)
         where = self._is_key(version, types)
-        query = f"SELECT {columns} FROM {self.place(version)} WHERE {where}"  # noqa: S608 - quoted names
+        query = f"{self._select(version, names)} WHERE {where}"
         found = {}
         for key in keys:
             row = connection.exec_driver_sql(query, self._key(version, key)).first()
@@ -269,6 +265,31 @@ class Tables:
                 pairs = zip(names, row, strict=True)
                 found[key] = msgspec.json.encode({n: values[n].json(v) for n, v in pairs})
         return found
+
+    def contents(
+        self, connection: Connection, version: Version
+    ) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield each row's key, its seq and the row."""
+        values = self._of(version)
+        names = self._names(version, self._database.columns(connection, self.place(version)))
+        if not names:
+            return
+        for *row, seq in connection.exec_driver_sql(self._select(version, names, f", {SEQ}")):
+            made = {n: values[n].json(v) for n, v in zip(names, row, strict=True)}
+            key = msgspec.json.encode({name: made[name] for name in version.key})
+            yield key, seq, msgspec.json.encode(made)
+
+    def _names(self, version: Version, types: Mapping[str, str]) -> list[str]:
+        """Return the stored columns of a version; none if its key is not among them."""
+        names = [name for name in self._of(version) if name in types]
+        return names if set(version.key) <= set(names) else []
+
+    def _select(self, version: Version, names: Sequence[str], more: str = "") -> str:
+        # A cast to text would trim char(n).
+        text = "CASE WHEN {0} IS NOT NULL THEN concat({0}) END"
+        shown = text if self._database.is_postgres else "{0}"
+        columns = ", ".join(shown.format(self._database.quoted(name)) for name in names)
+        return f"SELECT {columns}{more} FROM {self.place(version)}"  # noqa: S608 - quoted names
 
     def _key(
         self, version: Version, key: bytes | None, before: bytes | None = None
@@ -291,11 +312,14 @@ class Tables:
 
     def _of(self, version: Version) -> dict[str, ColumnValues]:
         """Return the conversions of a version's columns."""
-        if version.schema_id not in self._values:
+        at = version.name, version.schema_id
+        known = self._values.get(at)
+        # A view has other columns with another definition, and the same schema_id.
+        if known is None or (known[0] is not version and known[0] != version):
             postgres, options = self._database.is_postgres, version.values
             made = {c.name: ColumnValues(c, options, postgres=postgres) for c in version.columns}
-            self._values[version.schema_id] = made
-        return self._values[version.schema_id]
+            self._values[at] = known = version, made
+        return known[1]
 
 
 def _exact(value: object) -> object:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
 from lockstep.conformance.memory import STORES, MemorySink
+from lockstep.jobs.apply.following_views import ViewsFollowing
+from lockstep.jobs.views.cuts import ViewCuts
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
 from tests.fixtures.viewed import Shop, Workload, same
@@ -46,6 +52,154 @@ def test_each_view_is_postgres_own_answer_after_each_cut(
     assert wrong == []
     assert [view for view in views if view in STRICT and "full" in done[view]] == []
     assert [view for view in views if view in FULL and not done[view] & {"full", "keys"}] == []
+
+
+def test_a_view_that_is_declared_again_while_it_is_dropped_is_computed_again(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Its rows may be deleted or not: another process may have been killed before or after."""
+    views = {
+        name: View(sql="SELECT id, name FROM customers", key=("id",)) for name in ("kept", "again")
+    }
+    shop, name = Shop(database, tmp_path / "lake", views), str(tmp_path)
+    with_both = shop.config
+    only = msgspec.structs.replace(with_both.followers["views"], views=("kept",))
+    with_one = msgspec.structs.replace(with_both, followers=with_both.followers | {"views": only})
+    database.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'b')")
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name))
+    for steps in (1, 2):
+        shop.config = with_one
+        for step in range(steps):
+            shop.cut()
+            with closing(MemorySink(name)) as sink:
+                shop.drop_step(spark, sink, "again", step)
+        assert len(_rows(name, "again")) == 2 * (steps == 1)
+        shop.config = with_both
+        shop.cut()
+        decisions = shop.follow(spark, lambda: MemorySink(name))
+        assert {view: how for view, (how, _) in decisions.items()} == {
+            "kept": "nothing", "again": "build",
+        }  # fmt: skip
+        assert shop.differences("again", _rows(name, "again")) == ""
+
+
+def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """A cut to a frontier of the same seq writes none: the view would not be computed again."""
+    view = View(sql="SELECT id, name FROM customers", key=("id",))
+    shop, name = Shop(database, tmp_path / "lake", {"v": view}), str(tmp_path)
+    database.execute("INSERT INTO customers VALUES (1, 'a')")
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name))
+    STORES[name].tables["views.v"].rows.clear()
+
+    class Rebuilding(ViewsFollowing):
+        def _cuts(self) -> ViewCuts:
+            return shop.views(spark)
+
+        def next(self, sink: MemorySink) -> bool:
+            """Apply a cut; return whether the follower ends then."""
+            cut = self._mirror.cut(sink.open())
+            assert cut is not None
+            self._apply(cut, 1)
+            return self._until is not None
+
+    sink = MemorySink(name)
+    following = Rebuilding(shop.config, "views", sink, once=True, rebuilt="v")
+    shop.idle()
+    assert not following.next(sink)
+    shop.cut()
+    assert following.next(sink)
+    assert shop.differences("v", _rows(name, "v")) == ""
+
+
+JSON_TABLES = {
+    "docs": "id int PRIMARY KEY, j jsonb",
+    "tags": "name text PRIMARY KEY, about jsonb",
+}
+JSON_VIEWS = {
+    "members": View(
+        sql="SELECT d.id, d.j -> 'a' AS a, d.j -> 'a' ->> 'b' AS b, d.j ->> 0 AS first FROM docs d"
+        " WHERE d.j ->> 'k' IS NOT NULL OR d.j -> 'a' IS NOT NULL",
+        key=("id",),
+        refresh="strict",
+    ),
+    "by_member": View(
+        sql="SELECT j ->> 'k' AS k, count(*) AS n, min(id) AS least FROM docs"
+        " WHERE j ->> 'k' IS NOT NULL GROUP BY j ->> 'k'",
+        key=("k",),
+    ),
+    "joined_by_member": View(
+        sql="SELECT d.id, t.name, t.about ->> 'n' AS n FROM docs d JOIN tags t"
+        " ON t.name = d.j ->> 'k' WHERE coalesce(t.about ->> 'n', '') <> '2'",
+        key=("id",),
+    ),
+    "left_joined_by_member": View(
+        sql="SELECT d.id, d.k, t.about -> 'l' AS l FROM (SELECT id, j ->> 'k' AS k FROM docs) AS d"
+        " LEFT JOIN tags t ON t.name = d.k",
+        key=("id",),
+    ),
+    "in_by_member": View(
+        sql="SELECT d.id, d.k FROM (SELECT id, j ->> 'k' AS k FROM docs) AS d WHERE d.k IN"
+        " (SELECT name FROM tags) AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.name = d.k"
+        " AND t.about IS NULL)",
+        key=("id",),
+    ),
+    "first_of_member": View(
+        sql="SELECT k, id, a FROM (SELECT j ->> 'k' AS k, id, j -> 'a' AS a, row_number() OVER"
+        " (PARTITION BY j ->> 'k' ORDER BY id DESC) AS place FROM docs"
+        " WHERE j ->> 'k' IS NOT NULL) AS x WHERE place = 1",
+        key=("k",),
+    ),
+}
+
+
+def _json(chosen: Random, depth: int = 0) -> object:
+    """Return a random value of every kind, with escapes, and with equal keys at each depth."""
+    kind = chosen.randrange(9 if depth < 3 else 6)
+    if kind >= 7 or (depth == 0 and kind > 1):
+        keys = ["a", "b", "k", "l", "n", "", 'q"', "k\\", "ä", " a", "0"]
+        return {key: _json(chosen, depth + 1) for key in chosen.sample(keys, chosen.randrange(8))}
+    if kind == 6:
+        return [_json(chosen, depth + 1) for _ in range(chosen.randrange(4))]
+    texts = ["", "x", 'a"b', "c\\d", "é\n\t", "{", "[1, 2]", '{"b": 1}', "null", "\u0001", "😀 }"]
+    numbers = [0, -1, 1.5, 2, 10**30, 12345678901234567890.125]
+    return [None, True, chosen.choice(texts), chosen.choice(texts), chosen.choice(numbers), False][
+        kind
+    ]
+
+
+@pytest.mark.long("six views over three cuts, each with Python processes: two minutes")
+def test_members_of_random_jsonb_are_postgres_own_after_each_cut(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Selected, in conditions, joined by, grouped by, and numbered by."""
+    shop = Shop(database, tmp_path / "lake", JSON_VIEWS, None, JSON_TABLES)
+    chosen, name, wrong, seen = Random(16), str(tmp_path), list[str](), set[str]()
+    for count in (150, 15, 15):
+        with database.connect() as connection:
+            for _ in range(count):
+                made = json.dumps(_json(chosen))
+                # Digits after the point that no double has.
+                text = re.sub(r"(?<=\d)\.125(?=[,}\]])", ".12500", made)
+                key = chosen.randrange(60)
+                connection.execute("DELETE FROM docs WHERE id = %s", [key])
+                connection.execute("INSERT INTO docs VALUES (%s, %s::jsonb)", [key, text])
+            for tag in ("x", "true", "", "2", "-1", "null", "1.5"):
+                about = json.dumps(_json(chosen)) if chosen.random() < 0.8 else None
+                connection.execute("DELETE FROM tags WHERE name = %s", [tag])
+                connection.execute("INSERT INTO tags VALUES (%s, %s::jsonb)", [tag, about])
+        shop.cut()
+        shop.follow(spark, lambda: MemorySink(name))
+        for view in JSON_VIEWS:
+            rows = _rows(name, view)
+            seen |= {view} if rows else set()
+            if found := shop.differences(view, rows):
+                wrong.append(found)
+    assert wrong == []
+    assert seen == JSON_VIEWS.keys()
 
 
 VALUES = (
@@ -101,7 +255,11 @@ EXPRESSIONS = """
   round(m / nullif(k, 0), 3) | (m / nullif(s, 0))::numeric(12,2) | round(m / 7, 2) / nullif(s, 0)
   coalesce(m, 0) / nullif(s, 0) | b / 99999999.99 | m / 9999.5 > k / 17 | m / nullif(f, 0)
   t NOT LIKE '%a%' | m::numeric(34,3) * k | m::numeric(38,4) > b | m::numeric(38,4) - k
-  j
+  j | j -> 'a' | j -> 'b' | j -> 'c.d' | j ->> 'a' | j ->> 'b' | j ->> 'c.d' | j ->> 'A' | j -> ' a'
+  j -> 0 | j ->> 0 | j -> -1 | j ->> 1 | j -> 'c.d' -> 'a' -> 1 | j -> 'c.d' ->> 'b' | j -> '0'
+  j -> 'c.d' -> 1 ->> 'x' | j -> 'c.d' -> 0 | j -> 'c.d' ->> 2 | j -> 0 -> 'a' | j -> 0 ->> 'a'
+  (j ->> 'a') || t | length(j ->> 'c.d') | j ->> 'a' = t | j ->> 'b' IS NULL | j -> 'a' IS NULL
+  coalesce(j ->> 'b', 'none') | CASE WHEN j ->> 'a' LIKE '%x%' THEN j END
 """
 
 

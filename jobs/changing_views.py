@@ -1,0 +1,173 @@
+"""Make followers' stores hold the views that are declared, and no others.
+
+A follower's own copy does it if one runs, since two with different configurations would undo each
+other's work; else a copy in this process does, for as many cuts as it takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from cdc.cli.options import print_waiting
+from cdc.errors import Exit, LagError, StoreLostError
+from cdc.events import LSN
+from cdc.log import follower_reports
+from lockstep.jobs.apply import stores
+from lockstep.jobs.apply.following_views import ViewDropping, ViewsFollowing
+from lockstep.jobs.apply.running import Run
+from lockstep.jobs.documents.mirror_cuts import LogVersions
+from lockstep.jobs.following_stores import run_all
+from lockstep.jobs.spark.session import with_jars
+from lockstep.jobs.views import definitions
+from lockstep.jobs.views.planning import Step, plans_of, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from cdc.config import Config
+    from lockstep.jobs.views.definitions import Definition
+
+_POLL_SECONDS: Final = 0.5
+_REPORT_SECONDS: Final = 5.0
+_NEWEST: Final = LSN((1 << 64) - 1)
+_DUE: Final = {"new", "changed"}
+
+
+def planned(config: Config) -> list[Step]:
+    """Return what there is to do, for each view and follower."""
+    named = [name for name, each in config.followers.items() if each.views]
+    plans = plans_of(config, LogVersions(config)(_NEWEST))
+    return steps(config, plans, {name: stored(config, name) for name in named})
+
+
+def stored(config: Config, follower: str) -> dict[str, Definition]:
+    """Return the definitions in a follower's store; none if it is new, or lost."""
+    chosen = config.followers[follower]
+    with closing(stores.sink(config, follower, chosen)) as sink:
+        try:
+            if sink.current() is None or sink.open() is None:
+                return {}
+            return definitions.listed(sink, chosen.views)
+        except StoreLostError:
+            return {}
+
+
+class Waiting:
+    """A command's patience: until when it waits, and how often it reports for what."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._reported_at: dict[str, float] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def expect(self, what: str, hint: str) -> None:
+        """Raise LagError if it is over."""
+        if self.is_over:
+            raise LagError(f"{what} in time", hint=f"{hint}; then run this again")
+
+    def report(self, about: str, line: str) -> None:
+        """Print what is waited for, unless that was done about the same a moment ago."""
+        now = time.monotonic()
+        if now >= self._reported_at.get(about, 0.0) + _REPORT_SECONDS:
+            self._reported_at[about] = now
+            print_waiting(line)
+
+
+def build(config: Config, waiting: Waiting) -> None:
+    """Return once each follower's store has its views by their declared definitions."""
+    while due := _due(config):
+        free = _free(
+            config,
+            due,
+            waiting,
+            "it builds {} when its job is started again with this configuration",
+        )
+        waiting.expect(
+            "; ".join(f"{name} has not built {', '.join(views)}" for name, views in due.items()),
+            "a follower's job must run with this configuration, or not at all, and its mirror's job"
+            " must run (`cdc follow`, `cdc status`)",
+        )
+        made = {name: partial(ViewsFollowing, once=True) for name in free}
+        _run(config, made, waiting, "builds")
+
+
+def _due(config: Config) -> dict[str, list[str]]:
+    """Return the views that are to be built, by follower."""
+    found: dict[str, list[str]] = {}
+    for each in planned(config):
+        if each.state in _DUE:
+            found.setdefault(each.follower, []).append(each.view)
+    return found
+
+
+def drop(config: Config, followers: Iterable[str], view: str, waiting: Waiting) -> set[str]:
+    """Delete the rows of a view from followers' stores; return those that had it."""
+    left, had = list(followers), set[str]()
+    while due := _holding(config, left, view):
+        left = list(due)
+        had |= due.keys()
+        views = {name: [view] for name in due}
+        free = _free(config, views, waiting, "stop its job while {} is deleted")
+        waiting.expect(
+            f"{', '.join(due)} has not deleted {view}",
+            "its own job must not run, that of its mirror must (`cdc follow`, `cdc status`)",
+        )
+        made = {name: partial(ViewDropping, dropped=(view, due[name])) for name in free}
+        _run(config, made, waiting, "deletes")
+    return had
+
+
+def _holding(config: Config, followers: Iterable[str], view: str) -> dict[str, Definition]:
+    """Return the definition of a view in each of these stores that has it."""
+    found = ((name, stored(config, name).get(view)) for name in followers)
+    return {name: definition for name, definition in found if definition is not None}
+
+
+def _free(
+    config: Config, due: Mapping[str, Sequence[str]], waiting: Waiting, what: str
+) -> list[str]:
+    """Return the followers of which no copy runs elsewhere; report what to do about the others."""
+    records, free = follower_reports.read(config), []
+    for name, views in due.items():
+        record = records.get(name)
+        if record is None or not record.runs:
+            free.append(name)
+        else:
+            waiting.report(name, f"{name} runs ({record.owner}): {what.format(', '.join(views))}")
+    return free
+
+
+def _run(
+    config: Config, made: Mapping[str, Callable[..., ViewsFollowing]], waiting: Waiting, what: str
+) -> None:
+    """Run a session of each follower until all have ended, or the time is over."""
+    if not made:
+        time.sleep(_POLL_SECONDS)
+    runs, stop = [_run_of(config, name, each) for name, each in made.items()], threading.Event()
+    thread = threading.Thread(target=run_all, args=(runs, stop))
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        if waiting.is_over:
+            stop.set()
+        for run in runs:
+            at = f"; its store is at {run.applied.lsn}" if run.applied else ""
+            why = f" ({run.error.what})" if run.error else ""
+            waiting.report(run.name, f"{run.name} {what} with the next frontier{at}{why}")
+    for run in runs:
+        if run.exit is not Exit.OK and run.error is not None:
+            raise run.error
+
+
+def _run_of(config: Config, name: str, made: Callable[..., ViewsFollowing]) -> Run:
+    follower = config.followers[name]
+    sink = stores.sink(config, name, follower)
+    spark = partial(with_jars, f"lockstep views of {config.pipeline}")
+    return Run(config, name, stores.kind(follower), made(config, name, sink, spark=spark))

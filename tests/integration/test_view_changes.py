@@ -1,0 +1,249 @@
+"""`cdc view plan`, `apply` and `drop` on a running pipeline, in Delta, Redis and SQLite."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from pyspark.sql import SparkSession
+
+from cdc.errors import Exit, LagError
+from cdc.failpoints import VIEW_DROP_NAMES
+from lockstep.jobs.changing_views import Waiting, build, drop, planned
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.followed import Followed
+from tests.fixtures.store_redis import RedisStore
+
+_SECONDS = 400
+PRICES = "SELECT id, price * 2 AS twice FROM products"
+NAMES = "SELECT id, name FROM products WHERE id > 3"
+CHANGED = "SELECT id, price * 3 AS thrice, name FROM products WHERE id < 9"
+ROWS = "INSERT INTO products SELECT n, 'product ' || n, n * 1.25 FROM generate_series(1, 12) n"
+DECLARED = {"prices": {"sql": PRICES, "key": ["id"]}, "names": {"sql": NAMES, "key": ["id"]}}
+STORES = ("answers", "cache", "table")
+
+
+class Changed(Followed):
+    """A pipeline with views in Delta, Redis and SQLite, and its commands."""
+
+    client: redis.Redis
+    root: Path
+
+    def declare(self, views: dict[str, Any]) -> None:
+        """Write a configuration with these views in each store."""
+        file = self.pipeline.config_file
+        written = yaml.safe_load(file.read_text())
+        written["views"] = views
+        for name in STORES:
+            written["followers"][name]["views"] = sorted(views)
+        file.write_text(yaml.safe_dump(written))
+
+    def cdc(self, *arguments: str, failpoint: str = "") -> tuple[int, Any, str]:
+        """Run a command with --json; return its exit code, what it printed, and its errors."""
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("cdc")), *arguments, "--json"],
+            env={
+                "PATH": "/usr/bin:/bin",
+                "LOCKSTEP_CONFIG": str(self.pipeline.config_file),
+                "LOCKSTEP_FAILPOINT": failpoint,
+                **{name: each for name, each in os.environ.items() if name == "JAVA_HOME"},
+            },
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        printed = json.loads(done.stdout) if done.stdout else None
+        return done.returncode, printed, done.stderr.decode()
+
+    def plan(self) -> tuple[int, dict[str, set[str]]]:
+        """Return the exit code of `cdc view plan`, and the states of each view."""
+        code, found, error = self.cdc("view", "plan")
+        assert found is not None, error
+        states: dict[str, set[str]] = {}
+        for each in found:
+            states.setdefault(each["view"], set()).add(each["state"])
+        return code, states
+
+    def states(self) -> dict[str, set[str]]:
+        """Return the states of each view in the plan."""
+        states: dict[str, set[str]] = {}
+        for each in planned(self.config):
+            states.setdefault(each.view, set()).add(each.state)
+        return states
+
+    def stored(self, view: str) -> list[list[dict[str, Any]]]:
+        """Return a view's rows in each store, by id."""
+        name = f"views.{view}"
+        delta = read_as_of_arrow(str(self.root / "views"), [name]).tables[name].to_pylist()
+        with closing(sqlite3.connect(self.root / "table.db")) as connection:
+            connection.row_factory = sqlite3.Row
+            table = [dict(row) for row in connection.execute(f"SELECT * FROM {view}")]
+        return [
+            sorted(map(_plain, rows), key=lambda row: int(row["id"]))
+            for rows in (delta, list(self._in_redis(view)), table)
+        ]
+
+    def _in_redis(self, view: str) -> Iterator[dict[str, Any]]:
+        for key in self.client.scan_iter(f"{self.prefix}-{view}:*"):
+            value: Any = self.client.get(key)
+            yield json.loads(value)
+
+    def expect_equal(self, view: str, sql: str) -> None:
+        """Fail unless each store has Postgres' answer."""
+        with self.pipeline.database.connect() as connection:
+            found = connection.execute(sql.encode())
+            names = [each.name for each in found.description or ()]
+            wanted = [_plain(dict(zip(names, row, strict=True))) for row in found]
+        wanted.sort(key=lambda row: int(row["id"]))
+        assert wanted, "a view without rows shows nothing"
+        assert self.stored(view) == [wanted] * len(STORES)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, str]:
+    """Return a row's own columns as texts: stores have numeric as numbers or as text."""
+    return {
+        name: str(value) for name, value in row.items()
+        if not name.startswith("_") and value is not None
+    }  # fmt: skip
+
+
+@pytest.fixture
+def changed(
+    pipeline: NewPipeline, spark: SparkSession, redis_store: RedisStore, tmp_path: Path
+) -> Changed:
+    made: PipelineUnderTest = pipeline(
+        "CREATE TABLE products (id int PRIMARY KEY, name text, price numeric(8,2))",
+        views=DECLARED,
+        followers={"lake": {"delta": {"path": str(tmp_path / "lake")}}},
+    )
+    written = yaml.safe_load(made.config_file.read_text())
+    prefix = made.config.prefix
+    of_views = {"mirror": "lake", "views": sorted(DECLARED)}
+    shapes = {
+        f"views.{name}": {"form": "row", "key": f"{prefix}-{name}:{{id}}"} for name in DECLARED
+    }
+    written["followers"] |= {
+        "answers": {**of_views, "delta": {"path": str(tmp_path / "views")}},
+        "cache": {**of_views, "redis": {"url": redis_store.settings.url, "shapes": shapes}},
+        "table": {**of_views, "sql": {"url": f"sqlite:///{tmp_path / 'table.db'}"}},
+    }
+    made.config_file.write_text(yaml.safe_dump(written))
+    found = Changed(made, spark)
+    found.client, found.root = redis_store.client, tmp_path
+    return found
+
+
+def test_a_changed_view_is_built_and_a_dropped_ones_rows_are_deleted(changed: Changed) -> None:
+    """In three stores, while the mirror's follower runs; a view that nothing changed stays."""
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake")
+    with changed.following("lake"):
+        assert changed.states() == {"prices": {"new"}, "names": {"new"}}
+        build(changed.config, Waiting(_SECONDS))
+        changed.expect_equal("prices", PRICES)
+        changed.expect_equal("names", NAMES)
+        assert changed.plan() == (Exit.OK, {"prices": {"unchanged"}, "names": {"unchanged"}})
+
+        code, _, error = changed.cdc("view", "drop", "names", "--yes")
+        assert code == Exit.CONFIG
+        assert f"view names is declared in {changed.pipeline.config_file}:" in error
+        changed.declare({"prices": {"sql": CHANGED, "key": ["id"]}})
+        assert changed.plan() == (Exit.FAILED, {"prices": {"changed"}, "names": {"dropped"}})
+        build(changed.config, Waiting(_SECONDS))
+        changed.expect_equal("prices", CHANGED)
+        changed.expect_equal("names", NAMES)
+
+        assert drop(changed.config, STORES, "names", Waiting(_SECONDS)) == set(STORES)
+        assert changed.stored("names") == [[], [], []]
+        changed.expect_equal("prices", CHANGED)
+        assert changed.states() == {"prices": {"unchanged"}}
+        assert drop(changed.config, STORES, "names", Waiting(_SECONDS)) == set()
+
+
+@pytest.mark.long("four followers are started twice: a minute")
+def test_a_follower_that_runs_builds_its_views_itself_and_is_stopped_for_a_drop(
+    changed: Changed,
+) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    changed.declare({"prices": {"sql": CHANGED, "key": ["id"]}})
+    with changed.following("lake", *STORES) as runs:
+        build(changed.config, Waiting(_SECONDS))
+        changed.expect_equal("prices", CHANGED)
+        assert {run.state for run in runs.values()} <= {"following", "catching_up"}
+        with pytest.raises(LagError, match=r"answers.* has not deleted names"):
+            drop(changed.config, STORES, "names", Waiting(3))
+        changed.expect_equal("names", NAMES)
+
+
+@pytest.mark.long("six jobs with Spark, of which five are killed")
+@pytest.mark.parametrize(
+    "failpoints",
+    [
+        [f"{name}:{count}" for count in (1, 1, 1) for name in VIEW_DROP_NAMES],
+        ["view_drop_written:2", "view_drop_written:2"],
+    ],
+)
+def test_a_drop_that_is_killed_anywhere_is_done_by_the_next_one(
+    changed: Changed, failpoints: list[str]
+) -> None:
+    """Each process is killed one step after the one before."""
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    changed.declare({"prices": {"sql": PRICES, "key": ["id"]}})
+    drop = ("view", "drop", "names", "--yes")
+    with changed.following("lake"):
+        for each in failpoints:
+            code, _, error = changed.cdc(*drop, failpoint=each)
+            assert code == -signal.SIGKILL, error
+            assert changed.states()["prices"] == {"unchanged"}
+        code, _, error = changed.cdc(*drop)
+        assert code == Exit.OK, error
+        assert changed.stored("names") == [[], [], []]
+        changed.expect_equal("prices", PRICES)
+        assert changed.plan() == (Exit.OK, {"prices": {"unchanged"}})
+
+
+@pytest.mark.long("two jobs with Spark")
+def test_apply_reports_what_it_has_built(changed: Changed) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake")
+    with changed.following("lake"):
+        code, applied, error = changed.cdc("view", "apply")
+        assert code == Exit.OK, error
+        assert {(each["was"], each["state"]) for each in applied} == {("new", "unchanged")}
+        code, applied, error = changed.cdc("view", "apply")
+        assert (code, {each["was"] for each in applied}) == (Exit.OK, {"unchanged"}), error
+        changed.expect_equal("prices", PRICES)
+
+
+def test_a_refused_view_keeps_all_others_as_they_are(changed: Changed) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    before = changed.stored("prices")
+    refused = {"sql": "SELECT id, lower(name) AS name FROM products", "key": ["id"]}
+    changed.declare({"prices": {"sql": CHANGED, "key": ["id"]}, "names": refused})
+    code, states = changed.plan()
+    assert (code, states["names"]) == (Exit.CONFIG, {"refused"})
+    code, _, error = changed.cdc("view", "apply")
+    assert code == Exit.CONFIG
+    assert "nothing was changed" in error
+    assert "view names: a view can't have lower" in error
+    assert changed.stored("prices") == before
