@@ -7,72 +7,34 @@ nothing that is erased or masked there is kept here. The decision stays, with wh
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, Literal
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from cdc.errors import ConfigError, GapError
-from cdc.log import acknowledged, names, records, topics
+from cdc.log import acknowledged, records, topics
 from cdc.log.consumer import LogConsumer
+from cdc.log.group_records import GroupReadings, undelivered_key
 from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-
-State = Literal["undelivered", "sent again", "discarded"]
-_KIND: Final = "undelivered"
-
-
-class UndeliveredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a webhook gave up: its id and place, why, and what was decided."""
-
-    format: int = records.FORMAT
-    pipeline: str
-    webhook: str
-    id: str
-    topic: str
-    partition: int
-    offset: int
-    why: str
-    attempts: int
-    at_us: int
-    state: State = "undelivered"
-    decided_by: str = ""
-    decided_at_us: int | None = None
-
-
-def key(record: UndeliveredRecord) -> bytes:
-    """Return the key of a record."""
-    fields = {"pipeline": record.pipeline, "webhook": record.webhook, _KIND: record.id}
-    return msgspec.json.encode(fields)
+    from cdc.log.group_records import UndeliveredRecord
 
 
 def write(config: Config, *written: UndeliveredRecord) -> None:
     """Return once the log has the records."""
     topic = topics.groups_topic(config)
     topics.ensure(topics.admin(config), config, [topic])
-    made = [(key(each), records.encode(each)) for each in written]
+    made = [(undelivered_key(each), records.encode(each)) for each in written]
     acknowledged.write(config, topic.name, made)
 
 
 def read(config: Config, webhook: str) -> Iterator[UndeliveredRecord]:
     """Yield what a webhook gave up, oldest first, decided ones too."""
-    topic = names.groups_topic(config.prefix)
-    found = dict[bytes, UndeliveredRecord]()
-    with closing(LogConsumer(config)) as consumer:
-        there = consumer.confirmed_if_exists((topic, 0))
-        if there is None:
-            return
-        for _, messages in consumer.pieces({(topic, 0): there}):
-            for message in messages:
-                name, value = message.key() or b"", message.value()
-                fields = msgspec.json.decode(name)
-                mine = fields.get("webhook") == webhook and fields.get("pipeline")
-                if mine == config.pipeline and _KIND in fields and value:
-                    found[name] = records.decode(UndeliveredRecord, value, topic)
-    yield from sorted(found.values(), key=lambda each: each.at_us)
+    with closing(GroupReadings(config)) as readings:
+        readings.read_new()
+    yield from sorted(readings.undelivered_of(webhook), key=lambda each: each.at_us)
 
 
 def event(config: Config, record: UndeliveredRecord) -> bytes:

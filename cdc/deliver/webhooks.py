@@ -13,17 +13,18 @@ import random
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from cdc.deliver import undelivered
 from cdc.deliver.lanes import Event, Lanes
 from cdc.deliver.reading import topics_of
+from cdc.deliver.reporting import Counts, Reporter
 from cdc.deliver.sending import Answer, Sender
-from cdc.deliver.undelivered import UndeliveredRecord
 from cdc.errors import CDCError, ConfigError, Policy, UnavailableError
 from cdc.log import names
+from cdc.log.group_records import UndeliveredRecord, webhook_group
 from cdc.log.groups import Group
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.config.webhooks import Webhook as WebhookSettings
     from cdc.deliver.lanes import Sending
+    from cdc.log.group_records import UndeliveredState
     from cdc.log.groups import Received
     from cdc.log.partitions import Partition
 
@@ -46,16 +48,6 @@ _LONGEST_AWAY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 5.0
 _OPENING, _BETWEEN, _END = b'{"type":"lockstep.changes","events":[', b",", b"]}"
-
-
-class Counts(NamedTuple):
-    """What a webhook has done since it began, and how it is."""
-
-    delivered: int
-    given_up: int
-    held: int
-    failing: int  # keys
-    away: str  # why the receiver does not answer; empty if it does
 
 
 class _Source(msgspec.Struct):
@@ -85,10 +77,12 @@ class Webhook:
         self._delivered = self._given_up = 0
         self._failures = 0  # requests in a row to which the receiver gave no answer
         self._why = ""
+        self._refused = ""
+        self._moved_at_us = time.time_ns() // 1_000
         self._resume_at = 0.0
         self._group = Group(
             config,
-            group_of(name),
+            webhook_group(name),
             topics_of(config, settings.tables),
             settings.start,
             released=self._released,
@@ -98,7 +92,16 @@ class Webhook:
     def counts(self) -> Counts:
         """What it has done."""
         away = self._why if self._is_away else ""
-        return Counts(self._delivered, self._given_up, self._lanes.held, self._lanes.failing, away)
+        lanes = self._lanes
+        return Counts(
+            self._delivered,
+            self._given_up,
+            lanes.held,
+            lanes.failing,
+            away,
+            self._refused,
+            self._moved_at_us,
+        )
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Deliver until `stopping` returns true; what is being sent then is waited for."""
@@ -110,6 +113,8 @@ class Webhook:
         full = self._lanes.held >= MOST_HELD or self._bytes >= _MOST_BYTES
         self._group.pause(paused=full)
         busy = bool(self._running)
+        if not self._lanes.held:
+            self._moved_at_us = time.time_ns() // 1_000
         for received in self._group.receive(0 if busy else seconds):
             self._lanes.add(_event(received))
             self._bytes += len(received.value)
@@ -174,7 +179,9 @@ class Webhook:
             longer = min(_LONGEST_AWAY_SECONDS, 2.0 ** (self._failures - _AWAY_AFTER))
             self._resume_at = now + (answer.pause or longer)
             self._lanes.postponed(sending, self._resume_at)
-        elif self._lanes.failed(sending, now) >= self._settings.attempts:
+            return
+        self._refused = answer.why
+        if self._lanes.failed(sending, now) >= self._settings.attempts:
             self._give_up(sending, answer.why)
 
     def _give_up(self, sending: Sending, why: str) -> None:
@@ -193,8 +200,8 @@ class Webhook:
         try:
             undelivered.write(self._config, record)
         except UnavailableError as error:
+            # It is tried once more after its wait, and then noted.
             log.warning("the webhook %s can't note what it gives up: %s", self._name, error.what)
-            self._lanes.postponed(sending, time.monotonic() + _LONGEST_AWAY_SECONDS)
             return
         self._given_up += 1
         self._lanes.give_up(sending)
@@ -208,6 +215,7 @@ class Webhook:
         for event in sending.events:
             self._group.acknowledge((event.topic, event.partition), event.offset)
             self._bytes -= len(event.value)
+        self._moved_at_us = time.time_ns() // 1_000
 
     def _finish(self) -> None:
         """Wait for what is being sent."""
@@ -230,18 +238,23 @@ def deliver(
 
     `running` has the webhook by its name while it runs. Raises what only a person can fix.
     """
-    while not stopping():
-        try:
-            running[name] = Webhook(config, name)
-            with closing(running[name]):
-                running[name].run(stopping)
-        except CDCError as error:
-            if error.policy is Policy.HALT:
-                raise
-            log.warning("the webhook %s starts again: %s", name, error.what)
-            ends = time.monotonic() + _AGAIN_SECONDS
-            while not stopping() and time.monotonic() < ends:
-                time.sleep(_IDLE_SECONDS)
+    with Reporter(config, name, lambda: _counts_of(running.get(name))):
+        while not stopping():
+            try:
+                running[name] = Webhook(config, name)
+                with closing(running[name]):
+                    running[name].run(stopping)
+            except CDCError as error:
+                if error.policy is Policy.HALT:
+                    raise
+                log.warning("the webhook %s starts again: %s", name, error.what)
+                ends = time.monotonic() + _AGAIN_SECONDS
+                while not stopping() and time.monotonic() < ends:
+                    time.sleep(_IDLE_SECONDS)
+
+
+def _counts_of(webhook: Webhook | None) -> Counts:
+    return Counts() if webhook is None else webhook.counts
 
 
 def chosen(config: Config, name: str) -> WebhookSettings:
@@ -253,11 +266,6 @@ def chosen(config: Config, name: str) -> WebhookSettings:
             hint="`webhooks` in the configuration has: " + (", ".join(config.webhooks) or "none"),
         )
     return found
-
-
-def group_of(name: str) -> str:
-    """Return the name of a webhook's group."""
-    return f"webhook.{name}"
 
 
 def event_id(config: Config, event: Event) -> str:
@@ -300,7 +308,7 @@ def discard(config: Config, name: str, ids: tuple[str, ...]) -> list[str]:
     return [each.id for each in records]
 
 
-def _decided(record: UndeliveredRecord, state: undelivered.State) -> UndeliveredRecord:
+def _decided(record: UndeliveredRecord, state: UndeliveredState) -> UndeliveredRecord:
     return msgspec.structs.replace(
         record, state=state, decided_by=getpass.getuser(), decided_at_us=time.time_ns() // 1_000
     )
