@@ -141,9 +141,10 @@ def undelivered(config: Config, name: str, *, as_json: bool) -> None:
 
     from cdc.deliver import undelivered as found  # noqa: PLC0415 - as above
     from cdc.deliver import webhooks  # noqa: PLC0415 - as above
+    from cdc.log.group_records import webhook_group  # noqa: PLC0415 - as above
 
     webhooks.chosen(config, name)
-    records = list(found.read(config, name))
+    records = list(found.read(config, webhook_group(name)))
     if as_json:
         print_json([msgspec.structs.asdict(each) for each in records])
         return
@@ -189,11 +190,12 @@ def send(config: Config, name: str, ids: tuple[str, ...], *, as_json: bool) -> N
 @as_json
 def discard(config: Config, name: str, ids: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
     """Decide that undelivered events of the webhook NAME (default: all) are not sent."""
-    from cdc.deliver import webhooks  # noqa: PLC0415 - not for --help
+    from cdc.deliver import undelivered  # noqa: PLC0415 - not for --help
+    from cdc.log.group_records import webhook_group  # noqa: PLC0415 - as above
 
     if not yes:
         confirm(f"Discard {', '.join(ids) or 'all that it gave up'}? The receiver never gets it.")
-    done = webhooks.discard(config, name, ids)
+    done = undelivered.discard(config, webhook_group(name), ids)
     if as_json:
         print_json(done)
     else:

@@ -7,7 +7,6 @@ not answer, only one request at a time tries it, and nothing is given up.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import random
 import time
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.config.webhooks import Webhook as WebhookSettings
     from cdc.deliver.lanes import Sending
-    from cdc.log.group_records import UndeliveredState
     from cdc.log.groups import Received
     from cdc.log.partitions import Partition
 
@@ -48,18 +46,6 @@ _LONGEST_AWAY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 5.0
 _OPENING, _BETWEEN, _END = b'{"type":"lockstep.changes","events":[', b",", b"]}"
-
-
-class _Source(msgspec.Struct):
-    epoch: int
-    seq: int
-
-
-class _Numbered(msgspec.Struct):
-    source: _Source
-
-
-_decode: Final = msgspec.json.Decoder(_Numbered).decode
 
 
 class Webhook:
@@ -188,7 +174,7 @@ class Webhook:
         (event,) = sending.events
         record = UndeliveredRecord(
             pipeline=self._config.pipeline,
-            webhook=self._name,
+            group=webhook_group(self._name),
             id=event_id(self._config, event),
             topic=event.topic,
             partition=event.partition,
@@ -270,8 +256,7 @@ def chosen(config: Config, name: str) -> WebhookSettings:
 
 def event_id(config: Config, event: Event) -> str:
     """Return an event's id: the same whenever it is sent."""
-    source = _decode(event.value).source
-    return f"{config.pipeline}-{source.epoch}-{source.seq}"
+    return undelivered.event_id(config, event.value)
 
 
 def message(config: Config, events: Sequence[Event]) -> bytes:
@@ -290,28 +275,15 @@ def send_again(config: Config, name: str, ids: tuple[str, ...]) -> list[tuple[st
     """Send undelivered events once more; return each id, and why it failed or ""."""
     sender = Sender(chosen(config, name))
     found = []
-    for record in undelivered.chosen(config, name, ids):
+    for record in undelivered.chosen(config, webhook_group(name), ids):
         value = undelivered.event(config, record)
         event = Event(None, record.topic, record.partition, record.offset, value)
         answer = sender.send(record.id, message(config, [event]))
         if answer.delivered:
-            undelivered.write(config, _decided(record, "sent again"))
+            undelivered.write(config, undelivered.decided(record, "sent again"))
         found.append((record.id, answer.why))
     sender.close()
     return found
-
-
-def discard(config: Config, name: str, ids: tuple[str, ...]) -> list[str]:
-    """Decide that undelivered events are not sent; return their ids."""
-    records = undelivered.chosen(config, name, ids)
-    undelivered.write(config, *(_decided(each, "discarded") for each in records))
-    return [each.id for each in records]
-
-
-def _decided(record: UndeliveredRecord, state: UndeliveredState) -> UndeliveredRecord:
-    return msgspec.structs.replace(
-        record, state=state, decided_by=getpass.getuser(), decided_at_us=time.time_ns() // 1_000
-    )
 
 
 def _event(received: Received) -> Event:

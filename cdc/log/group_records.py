@@ -4,8 +4,9 @@
   `offsets.retention.minutes`; this record stays, so a group without offsets is not taken for a new
   one.
 - What each process that runs a webhook reports of it. A process that ends deletes its report.
-- The events that a webhook gave up, and what was decided on them: their place in the log, not their
-  content, so nothing that is erased or masked there is kept here.
+- Where each queue started.
+- The events that a webhook or a queue gave up, and what was decided on them: their place in the
+  log, not their content, so nothing that is erased or masked there is kept here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 WebhookState = Literal["delivering", "away", "halted"]
 UndeliveredState = Literal["undelivered", "sent again", "discarded"]
-_GROUP, _REPORT, _UNDELIVERED = "group", "process", "undelivered"  # which field a key has
+# Which field a key has.
+_GROUP, _REPORT, _UNDELIVERED, _QUEUE = "group", "process", "undelivered", "queue"
 _WEBHOOK: Final = "webhook"
 
 
@@ -47,6 +49,19 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     group: str
     topics: dict[str, StartedTopic]
+
+
+class QueueRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a queue started: its topics with Kafka's ids, and the seq after which it gives out."""
+
+    format: int = records.FORMAT
+    pipeline: str
+    queue: str
+    topics: dict[str, str]
+    start_seq: int
+    start_seconds_ago: float  # how long the log had that seq when the queue was started
+    began_at_us: int
+    lock_seconds: float
 
 
 class WebhookReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +97,11 @@ class WebhookReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndeliveredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a webhook gave up: its id and place, why, and what was decided."""
+    """An event that a webhook or a queue gave up: its id and place, why, what was decided."""
 
     format: int = records.FORMAT
     pipeline: str
-    webhook: str
+    group: str
     id: str
     topic: str
     partition: int
@@ -104,6 +119,11 @@ def webhook_group(name: str) -> str:
     return f"{_WEBHOOK}.{name}"
 
 
+def queue_group(name: str) -> str:
+    """Return the name of a queue's group."""
+    return f"{_QUEUE}.{name}"
+
+
 def key(pipeline: str, group: str) -> bytes:
     """Return the key of a group's record."""
     return msgspec.json.encode({"pipeline": pipeline, _GROUP: group})
@@ -117,8 +137,13 @@ def report_key(report: WebhookReport) -> bytes:
 
 def undelivered_key(record: UndeliveredRecord) -> bytes:
     """Return the key of an event that was given up."""
-    fields = {"pipeline": record.pipeline, _WEBHOOK: record.webhook, _UNDELIVERED: record.id}
+    fields = {"pipeline": record.pipeline, _GROUP: record.group, _UNDELIVERED: record.id}
     return msgspec.json.encode(fields)
+
+
+def queue_key(record: QueueRecord) -> bytes:
+    """Return the key of a queue's record."""
+    return msgspec.json.encode({"pipeline": record.pipeline, _QUEUE: record.queue})
 
 
 class GroupReadings(TopicReadings):
@@ -127,6 +152,7 @@ class GroupReadings(TopicReadings):
     def __init__(self, config: Config) -> None:
         super().__init__(config, names.groups_topic(config.prefix))
         self.groups: dict[str, GroupRecord] = {}
+        self.queues: dict[str, QueueRecord] = {}
         self._reports: dict[bytes, WebhookReport] = {}
         self._undelivered: dict[bytes, UndeliveredRecord] = {}
 
@@ -135,12 +161,12 @@ class GroupReadings(TopicReadings):
         found = [each for each in self._reports.values() if each.webhook == webhook]
         return sorted(found, key=lambda each: each.at_us, reverse=True)
 
-    def undelivered_of(self, webhook: str) -> Iterator[UndeliveredRecord]:
-        """Yield what a webhook gave up, decided ones too."""
-        return (each for each in self._undelivered.values() if each.webhook == webhook)
+    def undelivered_of(self, group: str) -> Iterator[UndeliveredRecord]:
+        """Yield what a webhook or a queue gave up, decided ones too."""
+        return (each for each in self._undelivered.values() if each.group == group)
 
     def forget(self) -> None:
-        for each in (self.groups, self._reports, self._undelivered):
+        for each in (self.groups, self.queues, self._reports, self._undelivered):
             each.clear()
 
     def note(self, message: Message) -> None:
@@ -154,6 +180,9 @@ class GroupReadings(TopicReadings):
             self._reports[name] = records.decode(WebhookReport, value, self._topic)
         elif _UNDELIVERED in fields:
             self._undelivered[name] = records.decode(UndeliveredRecord, value, self._topic)
+        elif _QUEUE in fields:
+            queue = records.decode(QueueRecord, value, self._topic)
+            self.queues[queue.queue] = queue
         elif _GROUP in fields:
             record = records.decode(GroupRecord, value, self._topic)
             self.groups[record.group] = record
@@ -164,6 +193,13 @@ def read(config: Config) -> dict[str, GroupRecord]:
     with closing(GroupReadings(config)) as readings:
         readings.read_new()
     return readings.groups
+
+
+def read_queues(config: Config) -> dict[str, QueueRecord]:
+    """Return the records of all queues, by name."""
+    with closing(GroupReadings(config)) as readings:
+        readings.read_new()
+    return readings.queues
 
 
 def write(config: Config, record: GroupRecord) -> None:

@@ -123,7 +123,7 @@ class WebhooksReader:
 
     def _status(self, name: str) -> WebhookStatus:
         record = self._readings.groups.get(webhook_group(name))
-        given_up = self._readings.undelivered_of(name)
+        given_up = self._readings.undelivered_of(webhook_group(name))
         group = group_states.state(self._admin, self._config, record) if record else None
         return WebhookStatus(
             name,

@@ -158,7 +158,7 @@ def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
     with closing(webhooks.Webhook(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 19 and hook.counts.given_up == 2)
         assert hook.counts.failing == 0
-    given_up = list(undelivered.read(line.config, "hook"))
+    given_up = list(undelivered.read(line.config, "webhook.hook"))
     assert [each.why for each in given_up] == ["HTTP 400", "HTTP 400"]
     assert [each.state for each in given_up] == ["undelivered"] * 2
     monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
@@ -171,13 +171,13 @@ def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
     first, second = given_up
     assert runner.invoke(webhook, ["send", "hook", first.id]).exit_code == 0
     assert runner.invoke(webhook, ["discard", "hook", second.id, "--yes"]).exit_code == 0
-    decided = {each.id: each for each in undelivered.read(line.config, "hook")}
+    decided = {each.id: each for each in undelivered.read(line.config, "webhook.hook")}
     assert decided[first.id].state == "sent again"
     assert decided[second.id].state == "discarded"
     assert decided[second.id].decided_by
     assert receiver.delivered[-1]["id"] == first.id
     with pytest.raises(ConfigError, match="no undelivered event"):
-        undelivered.chosen(line.config, "hook", (first.id,))
+        undelivered.chosen(line.config, "webhook.hook", (first.id,))
 
 
 def test_killed_processes_and_members_that_come_lose_nothing(
@@ -252,7 +252,7 @@ def test_the_verdict_names_what_keeps_a_webhook_from_delivering(
         named("failed", "hook has given up 1 events")
         [fields] = shown.get("/api/status")[1]["measured"]["status"]["webhooks"]
         assert (fields["undelivered"], fields["command"]) == (1, "cdc webhook undelivered hook")
-        webhooks.discard(line.config, "hook", ())
+        undelivered.discard(line.config, "webhook.hook", ())
         wait_until(lambda: cause()[0] == "ok", f"it goes on: {cause()}", 90)
         running[0].send_signal(signal.SIGTERM)
         assert running[0].wait(60) == 0
