@@ -26,7 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.config import Config, load
 from cdc.config.followers import chosen_names
+from cdc.deliver import queues
+from cdc.deliver.queues import ATTEMPTS, LOCK_SECONDS, Delivery, Queue
 from cdc.deliver.reading import GroupChange, GroupChanges
+from cdc.deliver.working import Crew
 from cdc.errors import ConfigError, Exit, LagError, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader
@@ -37,14 +40,23 @@ from cdc.source import token as tokens
 from cdc.source.token import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     import psycopg
 
     from cdc.log.follower_reports import FollowerRecord
 
-__all__ = ["Client", "FollowerLag", "GroupChange", "GroupChanges", "LagError", "Token"]
+__all__ = [
+    "Client",
+    "Delivery",
+    "FollowerLag",
+    "GroupChange",
+    "GroupChanges",
+    "LagError",
+    "Queue",
+    "Token",
+]
 
 # How long a thread reads before it yields to others; a report ends that at once.
 _READ_SECONDS: Final = 0.1
@@ -137,6 +149,50 @@ class Client:
         ```
         """
         return GroupChanges(self._config, tables, group, start)
+
+    def queue(
+        self,
+        tables: Sequence[str],
+        name: str,
+        start: LSN | datetime | str = NOW,
+        *,
+        attempts: int = ATTEMPTS,
+        lock_seconds: float = LOCK_SECONDS,
+    ) -> Queue:
+        """Return the changes of tables as a work queue: each goes to one member until it is done.
+
+        A change that is not acknowledged within `lock_seconds` is delivered again, to any member;
+        after `attempts` deliveries it is given up (`cdc queue undelivered`). There is no order.
+        Needs Kafka 4.3. Each queue object is a member and belongs to one thread.
+
+        ```python
+        with client.queue(["public.orders"], "emails") as queue:
+            for delivery in queue:
+                send(delivery.change.after)
+                queue.acknowledge(delivery)
+        ```
+        """
+        return queues.open_queue(self._config, tables, name, start, attempts, lock_seconds)
+
+    def work(
+        self,
+        tables: Sequence[str],
+        name: str,
+        handle: Callable[[Delivery], object],
+        stopping: Callable[[], bool] = lambda: False,
+        start: LSN | datetime | str = NOW,
+        *,
+        attempts: int = ATTEMPTS,
+        lock_seconds: float = LOCK_SECONDS,
+        workers: int | None = None,
+    ) -> None:
+        """Call `handle` for each change of a work queue in threads until `stopping()` is true.
+
+        A change is acknowledged when `handle` returns, and delivered again when it raises. By
+        default there are two threads for each partition, so that a slow change holds up no other.
+        """
+        record = queues.started(self._config, tables, name, start, attempts, lock_seconds)
+        Crew(self._config, record, attempts, handle, stopping).work(workers)
 
     def close(self) -> None:
         """Close the connection to the broker."""

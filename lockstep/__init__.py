@@ -12,7 +12,8 @@ orders = lockstep.changes(spark, "lockstep.yaml", ["public.orders"], start="begi
 - `follow`: keep stores equal to the source, as `cdc follow` does
 - `read_as_of`, `read_as_of_arrow`: Delta mirrors as of one frontier
 - `session`: a small local Spark session with Delta
-- `Client`: read your own writes, and the log's changes as a member of a group
+- `Client`: read your own writes, and the log's changes as a member of a group or a
+  work queue
 - `contract`: what a sink of your own implements, and `lockstep.conformance` tests
 
 Names are imported when they are used: `Client` needs no Spark.
@@ -24,7 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from cdc.client import Client, GroupChange, LagError, Token
+    from cdc.client import Client, Delivery, GroupChange, LagError, Queue, Token
     from cdc.errors import CDCError, ConfigError, GapError, StoreLostError, UnavailableError
     from cdc.events import LSN
     from lockstep.jobs.following_stores import follow
@@ -37,9 +38,11 @@ __all__ = [
     "CDCError",
     "Client",
     "ConfigError",
+    "Delivery",
     "GapError",
     "GroupChange",
     "LagError",
+    "Queue",
     "StoreLostError",
     "TablesAsOf",
     "Token",
@@ -55,7 +58,9 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    **dict.fromkeys(("Client", "GroupChange", "Token", "LagError"), "cdc.client"),
+    **dict.fromkeys(
+        ("Client", "Delivery", "GroupChange", "Queue", "Token", "LagError"), "cdc.client"
+    ),
     **dict.fromkeys(("CDCError", "ConfigError", "GapError"), "cdc.errors"),
     **dict.fromkeys(("StoreLostError", "UnavailableError"), "cdc.errors"),
     "LSN": "cdc.events",

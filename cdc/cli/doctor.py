@@ -24,13 +24,15 @@ def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
     """Find what would stop the pipeline, with the SQL or command that fixes it.
 
     Checks the server, privileges, tables, publication, slot, brokers, topics, transactions, and
-    whether slot and log still match. Changes nothing; may run while the daemon runs.
+    whether slot and log still match, and webhooks' secrets, urls and lag. Changes nothing; may run
+    while the daemon runs.
 
     Exits 0 when there are no errors (warnings are allowed), 1 when there are.
     """
-    from cdc.operate.doctor.run import examine  # noqa: PLC0415 - not for --help
+    from cdc.deliver import checks  # noqa: PLC0415 - not for --help
+    from cdc.operate.doctor.run import examine  # noqa: PLC0415 - as above
 
-    findings = examine(config)
+    findings = [*examine(config), *checks.examine(config)]
     bad = worst(findings) is Severity.ERROR
     if as_json:
         print_json({"ok": not bad, "findings": [each.fields() for each in findings]})

@@ -27,9 +27,10 @@ def group() -> None:
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
     """List every group: its members, its tables' topics, and what it has not acknowledged."""
-    from cdc.log import group_records, groups  # noqa: PLC0415 - not for --help
+    from cdc.log import group_records, group_states, topics  # noqa: PLC0415 - not for --help
 
-    found = [(each, groups.state(config, each)) for each in group_records.read(config).values()]
+    client, records = topics.admin(config), group_records.read(config).values()
+    found = [(each, group_states.state(client, config, each)) for each in records]
     if as_json:
         print_json(
             [
@@ -38,6 +39,7 @@ def list_(config: Config, *, as_json: bool) -> None:
                     "members": state.members,
                     "topics": sorted(record.topics),
                     "lag": state.lag,
+                    "gap": state.gap,
                 }
                 for record, state in found
             ]
@@ -46,7 +48,7 @@ def list_(config: Config, *, as_json: bool) -> None:
     for record, state in found:
         echo(
             f"{state.name}: {state.members} members, {state.lag:,} offsets are not acknowledged,"
-            f" {', '.join(sorted(record.topics))}"
+            f" {', '.join(sorted(record.topics))}" + (f"; {state.gap}" if state.gap else "")
         )
     if not found:
         echo("no group has read the log")

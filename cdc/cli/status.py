@@ -31,12 +31,14 @@ def status(config: Config, *, as_json: bool) -> int:
 
     Reads the log and the source; the daemon, where it answers at http.listen, adds what it is
     doing. For each follower: the LSN up to which its store holds everything, its lag in bytes, how
-    long the log has held what it lacks, and the age of the newest canary that it has applied.
+    long the log has held what it lacks, and the age of the newest canary that it has applied. For
+    each webhook: whether it delivers, what it has not acknowledged, and what it has given up.
 
     The level is ok, degraded or failed, with each cause, since when, and what to do. Exits 0 when
     it is ok or degraded (late, but advancing, or it may pass by itself); 1 when something has
     failed or is stalled: no daemon reads, a snapshot was skipped, a renamed table was not read
-    again, a follower has applied nothing for three minutes; 69 or 77 when a server does not answer
+    again, a follower has applied nothing for three minutes, a webhook does not run or has given up
+    events; 69 or 77 when a server does not answer
     or refuses us; 78 when the pipeline is not set up or a person is needed.
     """
     from cdc.operate.status import read_status  # noqa: PLC0415 - not for --help
@@ -91,6 +93,17 @@ def _follower(fields: dict[str, Any]) -> str:
     return "; ".join(filter(None, parts))
 
 
+def _webhook(fields: dict[str, Any]) -> str:
+    parts = [str(fields["state"]).replace("_", " ")]
+    if fields["lag"] is not None:
+        parts.append(f"{fields['members']} members, {fields['lag']:,} offsets not acknowledged")
+    if fields["failing"]:
+        parts.append(f"{fields['failing']:,} keys are refused")
+    if fields["undelivered"]:
+        parts.append(f"{fields['undelivered']:,} given up")
+    return "; ".join(parts)
+
+
 def _print(found: Status) -> None:
     fields = found.fields()
     source, resume = fields["source"], fields["resume"]
@@ -117,6 +130,7 @@ def _print(found: Status) -> None:
             why = f": {each.why}" if each.why else ""
             rows.append(("snapshot", f"{each.id} of {each.name}, {each.rows:,} rows{why}"))
     rows += [(each["name"], _follower(each)) for each in fields["followers"]]
+    rows += [(each["name"], f"webhook, {_webhook(each)}") for each in fields["webhooks"]]
     width = max(9, *(len(name) for name, _ in rows))
     for name, value in rows:
         _echo_wrapped(click.style(f"{name:<{width}} ", dim=True), value, width + 1)

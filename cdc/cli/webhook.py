@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -96,45 +97,27 @@ def _print_counts(name: str, each: Webhook, *, as_json: bool) -> None:
 @as_json
 def status(config: Config, *, as_json: bool) -> None:
     """Show how far each webhook is, and what it gave up; exit 1 if one needs a person."""
-    from cdc.deliver import undelivered, webhooks  # noqa: PLC0415 - not for --help
-    from cdc.log import group_records, groups  # noqa: PLC0415 - as above
+    from cdc.operate.findings import Level  # noqa: PLC0415 - not for --help
+    from cdc.operate.webhooks import WebhooksReader, judge  # noqa: PLC0415 - as above
 
-    started = group_records.read(config)
-    shown, wrong = list[dict[str, Any]](), False
-    for name in config.webhooks:
-        record = started.get(webhooks.group_of(name))
-        state = groups.state(config, record) if record else None
-        left = sum(each.state == "undelivered" for each in undelivered.read(config, name))
-        shown.append(
-            {
-                "webhook": name,
-                "started": state is not None,
-                "members": state.members if state else 0,
-                "lag": state.lag if state else None,
-                "undelivered": left,
-            }
-        )
-        wrong |= bool(left) or not (state and state.members)
+    with closing(WebhooksReader(config)) as reader:
+        found = reader.read()
+    causes = list(judge(found))
     if as_json:
-        print_json(shown)
-    else:
-        for each in shown:
-            _print_status(**each)
-    if wrong:
+        print_json([each.fields() for each in found])
+    for each in () if as_json else found:
+        _print_status(each.fields())
+    for cause in () if as_json else causes:
+        print_warning(f"{cause.what}: {cause.remedy}")
+    if any(cause.level is Level.FAILED for cause in causes):
         raise click.exceptions.Exit(1)
 
 
-def _print_status(
-    webhook: str, *, started: bool, members: int, lag: int | None, undelivered: int
-) -> None:
-    if not started:
-        print_warning(f"{webhook}: has never run: cdc webhook run {webhook}")
-        return
-    running = f"{members} running" if members else "not running"
-    line = f"{webhook}: {running}, {lag:,} offsets are not acknowledged"
-    if undelivered:
-        line += f", {undelivered:,} events given up: cdc webhook undelivered {webhook}"
-    (echo if members and not undelivered else print_warning)(line)
+def _print_status(fields: dict[str, Any]) -> None:
+    line = f"{fields['name']}: {fields['state'].replace('_', ' ')}"
+    if fields["lag"] is not None:
+        line += f", {fields['members']} members, {fields['lag']:,} offsets are not acknowledged"
+    echo(line)
 
 
 @webhook.command(epilog=example("cdc webhook secret"))
@@ -158,9 +141,10 @@ def undelivered(config: Config, name: str, *, as_json: bool) -> None:
 
     from cdc.deliver import undelivered as found  # noqa: PLC0415 - as above
     from cdc.deliver import webhooks  # noqa: PLC0415 - as above
+    from cdc.log.group_records import webhook_group  # noqa: PLC0415 - as above
 
     webhooks.chosen(config, name)
-    records = list(found.read(config, name))
+    records = list(found.read(config, webhook_group(name)))
     if as_json:
         print_json([msgspec.structs.asdict(each) for each in records])
         return
@@ -206,11 +190,12 @@ def send(config: Config, name: str, ids: tuple[str, ...], *, as_json: bool) -> N
 @as_json
 def discard(config: Config, name: str, ids: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
     """Decide that undelivered events of the webhook NAME (default: all) are not sent."""
-    from cdc.deliver import webhooks  # noqa: PLC0415 - not for --help
+    from cdc.deliver import undelivered  # noqa: PLC0415 - not for --help
+    from cdc.log.group_records import webhook_group  # noqa: PLC0415 - as above
 
     if not yes:
         confirm(f"Discard {', '.join(ids) or 'all that it gave up'}? The receiver never gets it.")
-    done = webhooks.discard(config, name, ids)
+    done = undelivered.discard(config, webhook_group(name), ids)
     if as_json:
         print_json(done)
     else:

@@ -44,6 +44,7 @@ _LOOK_SECONDS: Final = 0.25
 _REPORT_SECONDS: Final = 1.0
 _MOST_AT_ONCE: Final = 100
 _MOST_CHARACTERS: Final = 1_000
+_EVENTS: Final = "text/event-stream"
 _PAGE: Final = {
     "/": ("index.html", "text/html"),
     "/console.css": ("console.css", "text/css"),
@@ -139,13 +140,15 @@ class _Console:
         if self._viewers >= MOST_VIEWERS:
             why = f"{MOST_VIEWERS} viewers follow the log already: close one of their pages"
             return _json({"error": why}, 503)
+        if request.method == "HEAD":
+            return Response(media_type=_EVENTS)
         given = request.query_params
         wanted = Filter(
             given.get("table", ""),
             frozenset(filter(None, given.get("ops", "").split(","))),
             given.get("key", ""),
         )
-        return StreamingResponse(self._events(wanted), media_type="text/event-stream")
+        return StreamingResponse(self._events(wanted), media_type=_EVENTS)
 
     async def _events(self, wanted: Filter) -> AsyncIterator[bytes]:
         """Yield events as they arrive. A viewer that reads slowly skips some, and learns of it."""

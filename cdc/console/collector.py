@@ -19,6 +19,7 @@ from cdc.console.flow import Measured, point
 from cdc.events import table_name
 from cdc.operate.retention import Gauge
 from cdc.operate.status import read_status
+from cdc.operate.webhooks import WebhooksReader
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -66,6 +67,8 @@ class Collector:
         self._feed = feed
         self._measured = Measured()
         self._gauge = Gauge()
+        # One for all measurements: it keeps its connections.
+        self._webhooks = WebhooksReader(config) if config.webhooks else None
         self._asked_at = time.monotonic()
         self._wake = threading.Event()
         self._over = False
@@ -86,6 +89,11 @@ class Collector:
         return self.newest
 
     def _run(self) -> None:
+        self._repeat()
+        if self._webhooks is not None:
+            self._webhooks.close()
+
+    def _repeat(self) -> None:
         while not self._over:
             began = time.monotonic()
             try:
@@ -102,7 +110,7 @@ class Collector:
             self._wake.clear()
 
     def _measure(self) -> Snapshot:
-        status = read_status(self._config)
+        status = read_status(self._config, self._webhooks)
         now = time.monotonic()
         self._measured.add(point(now, status))
         fields = {

@@ -212,6 +212,7 @@ class _Client:
         lag_seconds: float,
     ) -> None:
         self._connection: Any = scope.get(CONNECTION)
+        self._head_only = scope["method"] == "HEAD"
         self._receive, self._send = receive, send
         self._followed, self._wanted, self._seq = followed, wanted, seq
         self._lag_seconds = lag_seconds
@@ -248,14 +249,18 @@ class _Client:
 
     async def _read_backlog(self, backlog: Backlog, watch: asyncio.Future[None]) -> None:
         """Send cuts until the channel has the next."""
-        if backlog.record is not None:
-            await self._begin(frontier_event(backlog.record))
-        while self._followed.channel.number_after(self._seq) is None and not watch.done():
+        if backlog.record is not None or self._head_only:
+            await self._begin(frontier_event(backlog.record) if backlog.record else b"")
+        while not (self._over or watch.done() or self._is_in_memory):
             cut = await asyncio.to_thread(backlog.next)
             if cut is not None:
                 chunk = await asyncio.to_thread(chunk_of, 0, cut)
                 # How long it waits for its client is counted from when it can be sent.
                 await self._write([chunk._replace(at=time.monotonic())])
+
+    @property
+    def _is_in_memory(self) -> bool:
+        return self._followed.channel.number_after(self._seq) is not None
 
     async def follow(self) -> None:
         """Send what the channel has and gets."""
@@ -274,7 +279,7 @@ class _Client:
         number = channel.number_after(self._seq)
         self._since = time.monotonic()
         await self._begin(channel.frontier_at(self._seq))
-        while not watch.done():
+        while not (self._over or watch.done()):
             event = self._followed.event
             chunks = None if number is None else channel.since(number, _WRITE_BYTES)
             if chunks is None:
@@ -295,11 +300,15 @@ class _Client:
     # --- writing ---
 
     async def _begin(self, frontier: bytes) -> None:
-        """Send the head, and the frontier that the client is at."""
+        """Send the head, and the frontier that the client is at; a HEAD request ends with it."""
         if not self._started:
             self._started = True
             start = {"type": "http.response.start", "status": 200, "headers": list(_HEADERS)}
             await self._send(start)
+            if self._head_only:
+                self._over = True
+                await self._send({"type": "http.response.body", "more_body": False})
+                return
             await self._put(_RETRY + frontier, time.monotonic() + self._lag_seconds)
 
     async def _write(self, chunks: list[Chunk]) -> None:

@@ -113,7 +113,7 @@ class Lanes:
         return Sending(events, parts, alone)
 
     def delivered(self, sent: Sending) -> None:
-        """Note that events are delivered, or given up: the next ones of their keys follow."""
+        """Note that events are delivered: the next ones of their keys follow."""
         for lane, number in sent.parts:
             first = lane.events[0]
             for _ in range(number):
@@ -125,7 +125,12 @@ class Lanes:
             else:
                 del self._lanes[first.lane]
 
-    give_up = delivered
+    def give_up(self, sent: Sending) -> None:
+        """Note that the only event of a lane, which failed last, is given up: the next follows."""
+        # After the failure it waits to be sent again.
+        self._waiting = [each for each in self._waiting if each[2] is not sent.lane]
+        heapq.heapify(self._waiting)
+        self.delivered(sent)
 
     def failed(self, sent: Sending, now: float) -> int:
         """Note that a request failed; return how often its only event has, 0 if it had more."""

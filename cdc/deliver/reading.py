@@ -52,7 +52,7 @@ class GroupChanges:
         self, config: Config, tables: Sequence[str], group: str, start: Start = NOW
     ) -> None:
         """Join the group, which starts at `start` if it is new."""
-        self._prefix = config.prefix
+        self._config = config
         self._group = Group(config, group, topics_of(config, tables), start)
 
     def __enter__(self) -> Self:
@@ -85,20 +85,29 @@ class GroupChanges:
             self._group.close()
 
     def _change(self, received: Received) -> GroupChange:
-        event = orjson.loads(received.value)
-        source = event["source"]
-        return GroupChange(
-            table=names.table_name(self._prefix, received.partition[0]),
-            op=event["op"],
-            seq=source["seq"],
-            lsn=LSN.parse(source["commit_lsn"]),
-            committed_at=datetime.fromtimestamp(source["ts_us"] / 1e6, UTC),
-            key=None if received.key is None else orjson.loads(received.key),
-            before=event.get("before"),
-            after=event.get("after"),
-            partition=received.partition,
-            offset=received.offset,
+        return change_of(
+            self._config, received.partition, received.offset, received.key, received.value
         )
+
+
+def change_of(
+    config: Config, partition: Partition, offset: int, key: bytes | None, value: bytes
+) -> GroupChange:
+    """Return the change in a record of a table's topic."""
+    event = orjson.loads(value)
+    source = event["source"]
+    return GroupChange(
+        table=names.table_name(config.prefix, partition[0]),
+        op=event["op"],
+        seq=source["seq"],
+        lsn=LSN.parse(source["commit_lsn"]),
+        committed_at=datetime.fromtimestamp(source["ts_us"] / 1e6, UTC),
+        key=None if key is None else orjson.loads(key),
+        before=event.get("before"),
+        after=event.get("after"),
+        partition=partition,
+        offset=offset,
+    )
 
 
 def topics_of(config: Config, tables: Sequence[str]) -> list[str]:

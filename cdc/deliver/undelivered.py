@@ -1,4 +1,4 @@
-"""Events that a webhook gave up, until somebody has them sent again or discards them.
+"""Events that a webhook or a queue gave up, until somebody decides on them.
 
 A record in the topic `<prefix>.cdc.groups` names the event's place in the log, not its content: so
 nothing that is erased or masked there is kept here. The decision stays, with who took it.
@@ -6,73 +6,61 @@ nothing that is erased or masked there is kept here. The decision stays, with wh
 
 from __future__ import annotations
 
+import getpass
+import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from cdc.errors import ConfigError, GapError
-from cdc.log import acknowledged, names, records, topics
+from cdc.log import acknowledged, records, topics
 from cdc.log.consumer import LogConsumer
+from cdc.log.group_records import GroupReadings, undelivered_key
 from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cdc.config import Config
-
-State = Literal["undelivered", "sent again", "discarded"]
-_KIND: Final = "undelivered"
+    from cdc.log.group_records import UndeliveredRecord, UndeliveredState
 
 
-class UndeliveredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a webhook gave up: its id and place, why, and what was decided."""
-
-    format: int = records.FORMAT
-    pipeline: str
-    webhook: str
-    id: str
-    topic: str
-    partition: int
-    offset: int
-    why: str
-    attempts: int
-    at_us: int
-    state: State = "undelivered"
-    decided_by: str = ""
-    decided_at_us: int | None = None
+class _Source(msgspec.Struct):
+    epoch: int
+    seq: int
 
 
-def key(record: UndeliveredRecord) -> bytes:
-    """Return the key of a record."""
-    fields = {"pipeline": record.pipeline, "webhook": record.webhook, _KIND: record.id}
-    return msgspec.json.encode(fields)
+class _Numbered(msgspec.Struct):
+    source: _Source
+
+
+_decode: Final = msgspec.json.Decoder(_Numbered).decode
 
 
 def write(config: Config, *written: UndeliveredRecord) -> None:
     """Return once the log has the records."""
     topic = topics.groups_topic(config)
     topics.ensure(topics.admin(config), config, [topic])
-    made = [(key(each), records.encode(each)) for each in written]
-    acknowledged.write(config, topic.name, made)
+    acknowledged.write(config, topic.name, encoded(written))
 
 
-def read(config: Config, webhook: str) -> Iterator[UndeliveredRecord]:
-    """Yield what a webhook gave up, oldest first, decided ones too."""
-    topic = names.groups_topic(config.prefix)
-    found = dict[bytes, UndeliveredRecord]()
-    with closing(LogConsumer(config)) as consumer:
-        there = consumer.confirmed_if_exists((topic, 0))
-        if there is None:
-            return
-        for _, messages in consumer.pieces({(topic, 0): there}):
-            for message in messages:
-                name, value = message.key() or b"", message.value()
-                fields = msgspec.json.decode(name)
-                mine = fields.get("webhook") == webhook and fields.get("pipeline")
-                if mine == config.pipeline and _KIND in fields and value:
-                    found[name] = records.decode(UndeliveredRecord, value, topic)
-    yield from sorted(found.values(), key=lambda each: each.at_us)
+def encoded(written: Sequence[UndeliveredRecord]) -> list[tuple[bytes, bytes | None]]:
+    """Return the records' keys and values."""
+    return [(undelivered_key(each), records.encode(each)) for each in written]
+
+
+def event_id(config: Config, value: bytes) -> str:
+    """Return an event's id: the same whenever it is sent."""
+    source = _decode(value).source
+    return f"{config.pipeline}-{source.epoch}-{source.seq}"
+
+
+def read(config: Config, group: str) -> Iterator[UndeliveredRecord]:
+    """Yield what a group gave up, oldest first, decided ones too."""
+    with closing(GroupReadings(config)) as readings:
+        readings.read_new()
+    yield from sorted(readings.undelivered_of(group), key=lambda each: each.at_us)
 
 
 def event(config: Config, record: UndeliveredRecord) -> bytes:
@@ -86,16 +74,35 @@ def event(config: Config, record: UndeliveredRecord) -> bytes:
                 return message.value() or b""
     raise GapError(
         f"{record.topic} [{record.partition}] has no event at offset {record.offset}",
-        hint=f"it was erased or deleted; `cdc webhook discard {record.webhook} {record.id}`",
+        hint=f"it was erased or deleted; `{_command(record.group, 'discard')} {record.id}`",
     )
 
 
-def chosen(config: Config, webhook: str, ids: tuple[str, ...]) -> list[UndeliveredRecord]:
+def chosen(config: Config, group: str, ids: tuple[str, ...]) -> list[UndeliveredRecord]:
     """Return the undelivered events with these ids, or all; raise ConfigError for an unknown id."""
-    there = {each.id: each for each in read(config, webhook) if each.state == "undelivered"}
+    there = {each.id: each for each in read(config, group) if each.state == "undelivered"}
     if missing := [each for each in ids if each not in there]:
         raise ConfigError(
-            f"the webhook {webhook} has no undelivered event {missing[0]}",
-            hint=f"`cdc webhook undelivered {webhook}` lists them",
+            f"the {' '.join(group.split('.', 1))} has no undelivered event {missing[0]}",
+            hint=f"`{_command(group, 'undelivered')}` lists them",
         )
     return [there[each] for each in ids or there]
+
+
+def discard(config: Config, group: str, ids: tuple[str, ...]) -> list[str]:
+    """Decide that undelivered events are not delivered any more; return their ids."""
+    found = chosen(config, group, ids)
+    write(config, *(decided(each, "discarded") for each in found))
+    return [each.id for each in found]
+
+
+def decided(record: UndeliveredRecord, state: UndeliveredState) -> UndeliveredRecord:
+    """Return the record with a decision of the user who runs this process."""
+    return msgspec.structs.replace(
+        record, state=state, decided_by=getpass.getuser(), decided_at_us=time.time_ns() // 1_000
+    )
+
+
+def _command(group: str, what: str) -> str:
+    kind, _, name = group.partition(".")
+    return f"cdc {kind} {what} {name}"

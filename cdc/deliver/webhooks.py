@@ -7,23 +7,23 @@ not answer, only one request at a time tries it, and nothing is given up.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import random
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from cdc.deliver import undelivered
 from cdc.deliver.lanes import Event, Lanes
 from cdc.deliver.reading import topics_of
+from cdc.deliver.reporting import Counts, Reporter
 from cdc.deliver.sending import Answer, Sender
-from cdc.deliver.undelivered import UndeliveredRecord
 from cdc.errors import CDCError, ConfigError, Policy, UnavailableError
 from cdc.log import names
+from cdc.log.group_records import UndeliveredRecord, webhook_group
 from cdc.log.groups import Group
 
 if TYPE_CHECKING:
@@ -48,28 +48,6 @@ _AGAIN_SECONDS: Final = 5.0
 _OPENING, _BETWEEN, _END = b'{"type":"lockstep.changes","events":[', b",", b"]}"
 
 
-class Counts(NamedTuple):
-    """What a webhook has done since it began, and how it is."""
-
-    delivered: int
-    given_up: int
-    held: int
-    failing: int  # keys
-    away: str  # why the receiver does not answer; empty if it does
-
-
-class _Source(msgspec.Struct):
-    epoch: int
-    seq: int
-
-
-class _Numbered(msgspec.Struct):
-    source: _Source
-
-
-_decode: Final = msgspec.json.Decoder(_Numbered).decode
-
-
 class Webhook:
     """One webhook that runs; `run` returns when `stopping` says so."""
 
@@ -85,10 +63,12 @@ class Webhook:
         self._delivered = self._given_up = 0
         self._failures = 0  # requests in a row to which the receiver gave no answer
         self._why = ""
+        self._refused = ""
+        self._moved_at_us = time.time_ns() // 1_000
         self._resume_at = 0.0
         self._group = Group(
             config,
-            group_of(name),
+            webhook_group(name),
             topics_of(config, settings.tables),
             settings.start,
             released=self._released,
@@ -98,7 +78,16 @@ class Webhook:
     def counts(self) -> Counts:
         """What it has done."""
         away = self._why if self._is_away else ""
-        return Counts(self._delivered, self._given_up, self._lanes.held, self._lanes.failing, away)
+        lanes = self._lanes
+        return Counts(
+            self._delivered,
+            self._given_up,
+            lanes.held,
+            lanes.failing,
+            away,
+            self._refused,
+            self._moved_at_us,
+        )
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Deliver until `stopping` returns true; what is being sent then is waited for."""
@@ -110,6 +99,8 @@ class Webhook:
         full = self._lanes.held >= MOST_HELD or self._bytes >= _MOST_BYTES
         self._group.pause(paused=full)
         busy = bool(self._running)
+        if not self._lanes.held:
+            self._moved_at_us = time.time_ns() // 1_000
         for received in self._group.receive(0 if busy else seconds):
             self._lanes.add(_event(received))
             self._bytes += len(received.value)
@@ -174,14 +165,16 @@ class Webhook:
             longer = min(_LONGEST_AWAY_SECONDS, 2.0 ** (self._failures - _AWAY_AFTER))
             self._resume_at = now + (answer.pause or longer)
             self._lanes.postponed(sending, self._resume_at)
-        elif self._lanes.failed(sending, now) >= self._settings.attempts:
+            return
+        self._refused = answer.why
+        if self._lanes.failed(sending, now) >= self._settings.attempts:
             self._give_up(sending, answer.why)
 
     def _give_up(self, sending: Sending, why: str) -> None:
         (event,) = sending.events
         record = UndeliveredRecord(
             pipeline=self._config.pipeline,
-            webhook=self._name,
+            group=webhook_group(self._name),
             id=event_id(self._config, event),
             topic=event.topic,
             partition=event.partition,
@@ -193,8 +186,8 @@ class Webhook:
         try:
             undelivered.write(self._config, record)
         except UnavailableError as error:
+            # It is tried once more after its wait, and then noted.
             log.warning("the webhook %s can't note what it gives up: %s", self._name, error.what)
-            self._lanes.postponed(sending, time.monotonic() + _LONGEST_AWAY_SECONDS)
             return
         self._given_up += 1
         self._lanes.give_up(sending)
@@ -208,6 +201,7 @@ class Webhook:
         for event in sending.events:
             self._group.acknowledge((event.topic, event.partition), event.offset)
             self._bytes -= len(event.value)
+        self._moved_at_us = time.time_ns() // 1_000
 
     def _finish(self) -> None:
         """Wait for what is being sent."""
@@ -230,18 +224,23 @@ def deliver(
 
     `running` has the webhook by its name while it runs. Raises what only a person can fix.
     """
-    while not stopping():
-        try:
-            running[name] = Webhook(config, name)
-            with closing(running[name]):
-                running[name].run(stopping)
-        except CDCError as error:
-            if error.policy is Policy.HALT:
-                raise
-            log.warning("the webhook %s starts again: %s", name, error.what)
-            ends = time.monotonic() + _AGAIN_SECONDS
-            while not stopping() and time.monotonic() < ends:
-                time.sleep(_IDLE_SECONDS)
+    with Reporter(config, name, lambda: _counts_of(running.get(name))):
+        while not stopping():
+            try:
+                running[name] = Webhook(config, name)
+                with closing(running[name]):
+                    running[name].run(stopping)
+            except CDCError as error:
+                if error.policy is Policy.HALT:
+                    raise
+                log.warning("the webhook %s starts again: %s", name, error.what)
+                ends = time.monotonic() + _AGAIN_SECONDS
+                while not stopping() and time.monotonic() < ends:
+                    time.sleep(_IDLE_SECONDS)
+
+
+def _counts_of(webhook: Webhook | None) -> Counts:
+    return Counts() if webhook is None else webhook.counts
 
 
 def chosen(config: Config, name: str) -> WebhookSettings:
@@ -255,15 +254,9 @@ def chosen(config: Config, name: str) -> WebhookSettings:
     return found
 
 
-def group_of(name: str) -> str:
-    """Return the name of a webhook's group."""
-    return f"webhook.{name}"
-
-
 def event_id(config: Config, event: Event) -> str:
     """Return an event's id: the same whenever it is sent."""
-    source = _decode(event.value).source
-    return f"{config.pipeline}-{source.epoch}-{source.seq}"
+    return undelivered.event_id(config, event.value)
 
 
 def message(config: Config, events: Sequence[Event]) -> bytes:
@@ -282,28 +275,15 @@ def send_again(config: Config, name: str, ids: tuple[str, ...]) -> list[tuple[st
     """Send undelivered events once more; return each id, and why it failed or ""."""
     sender = Sender(chosen(config, name))
     found = []
-    for record in undelivered.chosen(config, name, ids):
+    for record in undelivered.chosen(config, webhook_group(name), ids):
         value = undelivered.event(config, record)
         event = Event(None, record.topic, record.partition, record.offset, value)
         answer = sender.send(record.id, message(config, [event]))
         if answer.delivered:
-            undelivered.write(config, _decided(record, "sent again"))
+            undelivered.write(config, undelivered.decided(record, "sent again"))
         found.append((record.id, answer.why))
     sender.close()
     return found
-
-
-def discard(config: Config, name: str, ids: tuple[str, ...]) -> list[str]:
-    """Decide that undelivered events are not sent; return their ids."""
-    records = undelivered.chosen(config, name, ids)
-    undelivered.write(config, *(_decided(each, "discarded") for each in records))
-    return [each.id for each in records]
-
-
-def _decided(record: UndeliveredRecord, state: undelivered.State) -> UndeliveredRecord:
-    return msgspec.structs.replace(
-        record, state=state, decided_by=getpass.getuser(), decided_at_us=time.time_ns() // 1_000
-    )
 
 
 def _event(received: Received) -> Event:

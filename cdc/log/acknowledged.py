@@ -19,23 +19,38 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 30.0
 
 
+class Writer:
+    """Writes into one topic's partition 0, with a connection that stays open."""
+
+    def __init__(self, config: Config, topic: str) -> None:
+        self._topic = topic
+        with translated(f"producing to {topic}"):
+            self._producer = Producer(
+                settings(config, **{"enable.idempotence": True, "acks": "all", "linger.ms": 0})
+            )
+
+    def write(self, written: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Return once the log holds these keys and values. Blocks."""
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failed.append(error)
+
+        topic = self._topic
+        with translated(f"producing to {topic}"):
+            for key, value in written:
+                self._producer.produce(topic, value, key, partition=0, on_delivery=delivered)
+            left = self._producer.flush(_TIMEOUT_SECONDS)
+        if failed:
+            raise translate(failed[0], f"producing to {topic}")
+        if left:
+            raise UnavailableError(
+                f"producing to {topic}: no broker has acknowledged after {_TIMEOUT_SECONDS:.0f} s",
+                hint="see that the brokers run; then repeat it",
+            )
+
+
 def write(config: Config, topic: str, written: Iterable[tuple[bytes, bytes | None]]) -> None:
     """Return once the log holds these keys and values, in partition 0. Blocks."""
-    failed: list[KafkaError] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            failed.append(error)
-
-    with translated(f"producing to {topic}"):
-        producer = Producer(settings(config, **{"enable.idempotence": True, "acks": "all"}))
-        for key, value in written:
-            producer.produce(topic, value, key, partition=0, on_delivery=delivered)
-        left = producer.flush(_TIMEOUT_SECONDS)
-    if failed:
-        raise translate(failed[0], f"producing to {topic}")
-    if left:
-        raise UnavailableError(
-            f"producing to {topic}: no broker has acknowledged after {_TIMEOUT_SECONDS:.0f} s",
-            hint="see that the brokers run; then repeat it",
-        )
+    Writer(config, topic).write(written)

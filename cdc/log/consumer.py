@@ -59,6 +59,7 @@ class LogConsumer:
         self.positions: dict[Partition, int] = {}
         self._is_closed = False
         self._ends: dict[Partition, int] = {}  # of the ranges that are still read
+        self._skipped: set[Partition] = set()
         with translated("creating a consumer"):
             self._client = Consumer(
                 settings(
@@ -169,11 +170,15 @@ class LogConsumer:
                 yield from self._by_partition(messages, ranges).items()
         finally:
             if not self._is_closed:  # a caller that stopped early may close it first
+                # A skipped partition would stay paused when it is assigned again.
+                self._client.resume([TopicPartition(*each) for each in self._skipped])
                 self._client.unassign()
+            self._skipped.clear()
 
     def skip(self, partition: Partition) -> None:
         """Leave out the rest of a range that `pieces` reads."""
         self._ends.pop(partition, None)
+        self._skipped.add(partition)
         self._client.pause([TopicPartition(*partition)])
 
     def _by_partition(

@@ -12,18 +12,15 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-
-# The package imports it without declaring it as an export.
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import Producer
 
 from cdc.events import LSN
-from cdc.log import absence, names, records, topics
+from cdc.log import names, records, topics
 from cdc.log.client import settings, translate, translated
-from cdc.log.consumer import BEGINNING, LogConsumer
+from cdc.log.topic_readings import TopicReadings
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import KafkaError, Message
 
     from cdc.config import Config
 
@@ -100,8 +97,9 @@ def key(pipeline: str, follower: str) -> bytes:
 class Reports:
     """Writes reports, in order; creates the topic if it is missing."""
 
-    def __init__(self, config: Config) -> None:
-        wanted = topics.followers_topic(config)
+    def __init__(self, config: Config, wanted: topics.Topic | None = None) -> None:
+        """Write into the followers' topic, or into another with one partition."""
+        wanted = wanted or topics.followers_topic(config)
         self._topic = wanted.name
         self._failed: KafkaError | None = None
         topics.ensure(topics.admin(config), config, [wanted])
@@ -115,6 +113,10 @@ class Reports:
 
     def write(self, record: FollowerRecord) -> None:
         """Send a report without waiting. Raises the error of an earlier one."""
+        self.send(key(record.pipeline, record.follower), records.encode(record))
+
+    def send(self, key: bytes, value: bytes | None) -> None:
+        """Send a key and its value without waiting. Raises the error of an earlier one."""
         with translated(f"producing to {self._topic}"):
             self._producer.poll(0)
             failed, self._failed = self._failed, None
@@ -122,8 +124,8 @@ class Reports:
                 raise translate(failed, f"producing to {self._topic}")
             self._producer.produce(
                 self._topic,
-                records.encode(record),
-                key(record.pipeline, record.follower),
+                value,
+                key,
                 partition=0,
                 on_delivery=self._delivered,
             )
@@ -137,15 +139,11 @@ class Reports:
         self._failed = error or self._failed
 
 
-class Readings:
-    """Reads reports with a consumer that stays open: reading new ones costs next to nothing."""
+class Readings(TopicReadings):
+    """Reads reports."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._topic = names.followers_topic(config.prefix)
-        self._admin = topics.admin(config)
-        self._partition = (self._topic, 0)
-        self._consumer: LogConsumer | None = None
+        super().__init__(config, names.followers_topic(config.prefix))
         self.newest: dict[str, FollowerRecord] = {}
         # By follower: when the log received the first of the newest reports in a row with the same
         # frontier, of those that compaction has left.
@@ -156,62 +154,14 @@ class Readings:
 
         Raises UnavailableError if the brokers do not answer within `seconds`.
         """
-        deadline = time.monotonic() + seconds
-        end = self._end(seconds)
-        if end < self._next():  # another topic of the same name
-            self.close()
-            self.newest.clear()
-            self.reached_at_us.clear()
-        while self._next() < end:
-            if not self.wait(0.1) and time.monotonic() > deadline:
-                raise translate(
-                    KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001
-                    f"reading {self._topic}",
-                )
+        self.read_new(seconds)
         return self.newest
 
-    def _end(self, seconds: float) -> int:
-        """Return the topic's end; 0 if there is no topic.
+    def forget(self) -> None:
+        self.newest.clear()
+        self.reached_at_us.clear()
 
-        With a separate client: a consumer's connection answers nothing else while a fetch waits.
-        """
-        only = TopicPartition(self._topic, 0)
-        asked = self._admin.list_offsets(
-            {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            request_timeout=seconds,
-        )
-        try:
-            return int(asked[only].result().offset)
-        except KafkaException as error:
-            # A client may keep asking with the leader epoch from before a broker's restart.
-            self._admin = topics.admin(self._config)
-            unknown = absence.means_unknown(error)
-            if unknown and absence.absent(self._config, [self._topic]):
-                return 0
-            raise translate(error.args[0], f"looking up the end of {self._topic}") from error
-
-    def wait(self, seconds: float) -> bool:
-        """Read what arrives next, within `seconds`; return whether there was anything."""
-        if self._consumer is None:
-            # The broker answers as soon as there is something; else twice a second is enough.
-            self._consumer = LogConsumer(self._config, skip_deleted=True, wait_ms=500)
-            self._consumer.assign({self._partition: BEGINNING})
-        before = self._next()
-        for message in self._consumer.arrivals(seconds):
-            self._note(message)
-        return self._next() > before
-
-    def _next(self) -> int:
-        """Return the offset after the newest report read, and after what compaction deleted."""
-        return self._consumer.positions[self._partition] if self._consumer else 0
-
-    def close(self) -> None:
-        """Close the connection. Reading again opens another."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
-
-    def _note(self, message: Message) -> None:
+    def note(self, message: Message) -> None:
         value = message.value()
         if value is None:
             return

@@ -283,37 +283,6 @@ def seek(config: Config, name: str, read: Sequence[str], start: Start) -> GroupR
         return _set(config, client, name, read, start, {})
 
 
-class GroupState(NamedTuple):
-    """How far a group is: its members, and for each partition what is committed and its end."""
-
-    name: str
-    members: int
-    partitions: dict[Partition, tuple[int, int]]
-
-    @property
-    def lag(self) -> int:
-        """How many offsets are not acknowledged; there are some without an event among them."""
-        return sum(max(0, end - at) for at, end in self.partitions.values())
-
-
-def state(config: Config, record: GroupRecord) -> GroupState:
-    """Return how far a group is."""
-    name = record.group
-    present = topics.describe(topics.admin(config), list(record.topics))
-    places = [(topic, number) for topic, its in present.items() for number in range(its.partitions)]
-    with (
-        translated(f"reading the offsets of {group_id(config, name)}"),
-        closing(_consumer(config, name)) as client,
-    ):
-        asked = [TopicPartition(*each) for each in places]
-        at = {(each.topic, each.partition): each.offset for each in client.committed(asked)}
-        ends = {each: client.get_watermark_offsets(TopicPartition(*each))[1] for each in places}
-        admin = topics.admin(config)
-        described = admin.describe_consumer_groups([group_id(config, name)])
-        members = len(described[group_id(config, name)].result(_TIMEOUT_SECONDS).members)
-    return GroupState(name, members, {each: (max(0, at[each]), ends[each]) for each in places})
-
-
 def _consumer(config: Config, name: str) -> Consumer:
     return Consumer(
         settings(

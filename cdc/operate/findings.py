@@ -60,12 +60,14 @@ class Cause(NamedTuple):
     """Why the verdict is not `ok`."""
 
     level: Level
-    about: str  # server, setup, slot, daemon, snapshot, incremental_snapshot, topic, follower
+    about: (
+        str  # server, setup, slot, daemon, snapshot, incremental_snapshot, topic, follower, webhook
+    )
     what: str
     remedy: str
     since_seconds: float | None = None  # None: unknown
     exit_code: int = Exit.FAILED  # where the level is FAILED
-    subject: str = ""  # which follower, snapshot or table
+    subject: str = ""  # which follower, webhook, snapshot or table
 
     def fields(self) -> dict[str, Any]:
         since = None if self.since_seconds is None else round(self.since_seconds, 1)

@@ -24,6 +24,7 @@ from cdc.operate.followers import FollowersReader, FollowerStatus
 from cdc.operate.incomplete_topics import read_incomplete
 from cdc.operate.retention import Retention, judge
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
+from cdc.operate.webhooks import WebhooksReader, WebhookStatus
 from cdc.snapshot.incremental import topic as incremental_topic
 from cdc.snapshot.incremental.topic import IncrementalLog
 from cdc.snapshot.initial import due, topic
@@ -59,6 +60,7 @@ class Status(NamedTuple):
     incomplete_topics: list[IncompleteTopic]
     holders: tuple[OpenTransaction, ...] = ()  # which hold the slot's restart LSN back
     schemas: tuple[SchemaRecord, ...] = ()  # every table version, oldest first
+    webhooks: tuple[WebhookStatus, ...] = ()
     verdict: Verdict = Verdict(Level.OK, "")
 
     @property
@@ -106,6 +108,7 @@ class Status(NamedTuple):
             "snapshot": None,
             "daemon": self.daemon,
             "followers": [each.fields() for each in self.followers],
+            "webhooks": [each.fields() for each in self.webhooks],
             "incremental_snapshots": [
                 each.summary for each in self.incremental_snapshots if each.active
             ],
@@ -150,8 +153,11 @@ class Status(NamedTuple):
         return fields
 
 
-def read_status(config: Config) -> Status:
-    """Return the current state. Servers that do not answer are causes, not exceptions."""
+def read_status(config: Config, webhooks: WebhooksReader | None = None) -> Status:
+    """Return the current state. Servers that do not answer are causes, not exceptions.
+
+    Who asks again and again keeps a reader of webhooks open and gives it each time.
+    """
     unanswered = _Unanswered()
     server = slot = resume = frontier = snapshot = None
     holders: list[OpenTransaction] = []
@@ -191,9 +197,10 @@ def read_status(config: Config) -> Status:
     if resume and (config.followers or config.archive.path is not None):
         with unanswered, closing(FollowersReader(config)) as following:
             followers = following.read(server.wal_lsn if server else None)
+    hooks = _webhooks(config, webhooks, unanswered) if resume and config.webhooks else ()
     status = Status(
         config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots,
-        incomplete, tuple(holders), tuple(schemas),
+        incomplete, tuple(holders), tuple(schemas), hooks,
     )  # fmt: skip
     facts = PipelineFacts(
         unanswered=tuple(unanswered),
@@ -206,10 +213,24 @@ def read_status(config: Config) -> Status:
         incremental_snapshots=tuple(snapshots),
         incomplete_topics=tuple(incomplete),
         followers=tuple(followers),
+        webhooks=hooks,
         findings=tuple(judge(server, status.retention, holders)),
         now_us=time.time_ns() // 1_000,
     )
     return status._replace(verdict=verdict(config, facts))
+
+
+def _webhooks(
+    config: Config, reader: WebhooksReader | None, unanswered: _Unanswered
+) -> tuple[WebhookStatus, ...]:
+    found = tuple[WebhookStatus, ...]()
+    with unanswered:
+        if reader is not None:
+            found = tuple(reader.read())
+        else:
+            with closing(WebhooksReader(config)) as opened:
+                found = tuple(opened.read())
+    return found
 
 
 class _Unanswered(list[Cause]):

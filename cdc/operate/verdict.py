@@ -15,6 +15,8 @@ from cdc.errors import Exit
 from cdc.operate.findings import Cause, Finding, Level, Severity
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus, judge
 from cdc.operate.readable import duration, listed, size
+from cdc.operate.webhooks import WebhookStatus
+from cdc.operate.webhooks import judge as judge_webhooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,6 +100,7 @@ class PipelineFacts(NamedTuple):
     incremental_snapshots: tuple[IncrementalRecord, ...] = ()
     incomplete_topics: tuple[IncompleteTopic, ...] = ()
     followers: tuple[FollowerStatus, ...] = ()
+    webhooks: tuple[WebhookStatus, ...] = ()
     findings: tuple[Finding, ...] = ()  # of the slot's retention and open transactions
     now_us: int = 0
 
@@ -114,6 +117,7 @@ def verdict(config: Config, facts: PipelineFacts) -> Verdict:
         if each.severity is Severity.WARNING:
             causes.append(Cause(Level.DEGRADED, each.check, each.what, each.fix))
     causes += judge(config, list(facts.followers))
+    causes += judge_webhooks(facts.webhooks)
     order = list(Level)
     distinct = {each.what: each for each in causes}
     causes = sorted(distinct.values(), key=lambda each: order.index(each.level), reverse=True)

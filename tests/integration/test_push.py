@@ -266,6 +266,40 @@ def test_hostile_requests_are_refused_and_repeat_nothing(
         assert source.status == 421
 
 
+def test_head_answers_as_get_does_without_a_stream(
+    pipeline: NewPipeline, console: NewConsole
+) -> None:
+    line = pipeline(_TABLE)
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (1), (2)")
+    end = reached(line, 2)
+    shown = console(line)
+    assert shown.port is not None
+    table = "/stream/public.t"
+    asked = [
+        (200, table, {}),
+        (200, table, {"Last-Event-ID": "0"}),  # from the log: memory starts later
+        (200, table, {"Last-Event-ID": str(end)}),
+        (410, table, {"Last-Event-ID": "999999"}),
+        (404, "/stream/public.none", {}),
+        (400, f"{table}?op=none", {}),
+        (200, "/api/tail", {}),
+    ]
+    for status, path, headers in asked:
+        with socket.create_connection(("127.0.0.1", shown.port), timeout=30) as client:
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            head += "Host: localhost\r\nConnection: close\r\n"
+            client.sendall(f"HEAD {path} HTTP/1.1\r\n{head}\r\n".encode())
+            answer = b""
+            while got := client.recv(1 << 16):
+                answer += got
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (path, headers, answer)
+        assert answer.partition(b"\r\n\r\n")[2] == b"", "an answer to HEAD has no body"
+        assert (b"\r\ncontent-type: text/event-stream" in answer) is (status == 200)
+    # Nothing is left open of them, so as many streams as before may be opened.
+    assert [each["seq"] for each in changes(read(shown, 0, end))] == [1, 2]
+
+
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
+from cdc.cli.doctor import doctor
 from cdc.cli.group import group
 from cdc.cli.webhook import webhook
 from cdc.deliver import undelivered, webhooks
 from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.log import group_records, names, topics
+from cdc.log.consumer import LogConsumer
 from cdc.log.groups import Group, group_id
+from cdc.log.partitions import Range
+from cdc.operate.status import read_status
+from cdc.operate.webhooks import WebhooksReader
+from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.receiver import Receiver
 
@@ -150,7 +158,7 @@ def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
     with closing(webhooks.Webhook(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 19 and hook.counts.given_up == 2)
         assert hook.counts.failing == 0
-    given_up = list(undelivered.read(line.config, "hook"))
+    given_up = list(undelivered.read(line.config, "webhook.hook"))
     assert [each.why for each in given_up] == ["HTTP 400", "HTTP 400"]
     assert [each.state for each in given_up] == ["undelivered"] * 2
     monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
@@ -163,13 +171,13 @@ def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
     first, second = given_up
     assert runner.invoke(webhook, ["send", "hook", first.id]).exit_code == 0
     assert runner.invoke(webhook, ["discard", "hook", second.id, "--yes"]).exit_code == 0
-    decided = {each.id: each for each in undelivered.read(line.config, "hook")}
+    decided = {each.id: each for each in undelivered.read(line.config, "webhook.hook")}
     assert decided[first.id].state == "sent again"
     assert decided[second.id].state == "discarded"
     assert decided[second.id].decided_by
     assert receiver.delivered[-1]["id"] == first.id
     with pytest.raises(ConfigError, match="no undelivered event"):
-        undelivered.chosen(line.config, "hook", (first.id,))
+        undelivered.chosen(line.config, "webhook.hook", (first.id,))
 
 
 def test_killed_processes_and_members_that_come_lose_nothing(
@@ -177,20 +185,19 @@ def test_killed_processes_and_members_that_come_lose_nothing(
 ) -> None:
     receiver.answer = slowly
     line = hooked(pipeline, receiver, batch=5)
-    log = tmp_path / "log"
-    count, running = 1, [delivering(line, log)]
+    count, running = 1, [delivering(line, tmp_path / "log")]
     try:
         for turn in range(4):
             count += write(line, 30, 10)
             wanted = len(receiver.messages) + 20
             wait_until(partial(arrived, receiver, wanted), "nothing is delivered")
-            running.append(delivering(line, log))
+            running.append(delivering(line, tmp_path / "log"))
             if turn % 2:
                 running[0].kill()
                 running.pop(0).wait()
         wait_until(lambda: len(seqs(receiver)) == count, f"not all {count} arrive", 120)
-        # A loaded machine takes seconds to start a process; before that SIGTERM just ends it.
-        wait_until(lambda: log.read_text().count("delivering hook") == 5, "not all five start")
+        started = (tmp_path / "log").read_text  # before that SIGTERM ends it as it ends any process
+        wait_until(lambda: started().count("delivering hook") == 5, "not all have started")
         for each in running:
             each.send_signal(signal.SIGTERM)
         assert [each.wait(60) for each in running] == [0] * len(running)
@@ -215,6 +222,111 @@ def test_nothing_is_given_up_while_a_receiver_is_away(
         assert not hook.counts.away
 
 
+def test_the_verdict_names_what_keeps_a_webhook_from_delivering(
+    pipeline: NewPipeline, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `cdc status`, the console and the doctor show it."""
+    line = hooked(pipeline, receiver, attempts=2)
+    shown = ConsoleUnderTest(line.config_file, tmp_path / "console.log")
+
+    def cause() -> tuple[str, str]:
+        """Return level and sentence of the only cause."""
+        found = read_status(line.config).verdict
+        return found.level.value, found.sentence
+
+    def named(level: str, says: str) -> None:
+        wait_until(lambda: cause()[0] == level and says in cause()[1], f"not {says}: {cause()}", 90)
+        wait_until(lambda: says in shown.verdict().get("sentence", ""), "the console differs", 90)
+        assert shown.verdict()["level"] == level
+
+    running = list[subprocess.Popen[bytes]]()
+    try:
+        named("failed", "hook has never run")
+        running.append(delivering(line, tmp_path / "log"))
+        wait_until(lambda: cause()[0] == "ok", f"it delivers: {cause()}", 90)
+        wait_until(lambda: delivered_all(line), "its offsets do not reach the log's end")
+        receiver.answer = lambda _: 503
+        write(line, 20, 1)
+        named("degraded", "the receiver of the webhook hook is away: HTTP 503")
+        receiver.answer = lambda events: 400 if any(is_of(3, each) for each in events) else 204
+        named("failed", "hook has given up 1 events")
+        [fields] = shown.get("/api/status")[1]["measured"]["status"]["webhooks"]
+        assert (fields["undelivered"], fields["command"]) == (1, "cdc webhook undelivered hook")
+        undelivered.discard(line.config, "webhook.hook", ())
+        wait_until(lambda: cause()[0] == "ok", f"it goes on: {cause()}", 90)
+        running[0].send_signal(signal.SIGTERM)
+        assert running[0].wait(60) == 0
+        named("failed", "hook does not run")
+        write(line, 20, 1)
+        topic = names.data_topic(line.config.prefix, "public", "t")
+        client = topics.admin(line.config)
+        ends = {at: held.end for at, held in held_by(line, topic).items()}
+        asked = [TopicPartition(*at, end) for at, end in ends.items()]
+        for done in client.delete_records(asked).values():
+            done.result(timeout=30)
+        named("failed", "hook cannot go on: retention has deleted")
+        monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
+        found = CliRunner().invoke(doctor, ["--json"], standalone_mode=False)
+        checked = [each for each in json.loads(found.stdout)["findings"] if "hook" in each["what"]]
+        assert {(each["check"], each["severity"]) for each in checked} == {
+            ("webhook", "ok"),  # its secret and url
+            ("webhook", "error"),  # the gap
+        }
+    finally:
+        shown.close()
+        for each in running:
+            each.kill()
+            each.wait()
+
+
+def delivered_all(line: PipelineUnderTest) -> bool:
+    [found] = read_status(line.config).webhooks
+    return found.state == "delivering" and found.group is not None and not found.group.lag
+
+
+def is_of(key: int, event: dict[str, Any]) -> bool:
+    return bool(event["change"]["after"]["id"] == key)
+
+
+def held_by(line: PipelineUnderTest, topic: str) -> dict[tuple[str, int], Range]:
+    """Return the offsets that each partition of a topic holds, once all is committed."""
+    wait_until(lambda: line.frontiers()[-1].seq == 1 + 40, "the log does not have it all")
+    count = line.resume()[0].partitions[topic]
+    with closing(LogConsumer(line.config)) as reading:
+        return reading.confirmed([(topic, number) for number in range(count)])
+
+
+def test_a_status_that_is_read_again_makes_no_further_client(
+    pipeline: NewPipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = hooked(pipeline, receiver)
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        hook.run(lambda: hook.counts.delivered == 1)
+    write(line, 5, 1)
+    wait_until(lambda: line.frontiers()[-1].seq == 6, "the log does not have it all")
+    made = list[str]()
+
+    def counted(name: str, client: Callable[..., Any]) -> Callable[..., Any]:
+        def make(given: dict[str, Any]) -> object:
+            made.append(name)
+            return client(given)
+
+        return make
+
+    monkeypatch.setattr("cdc.log.topics.AdminClient", counted("admin", AdminClient))
+    monkeypatch.setattr("cdc.log.consumer.Consumer", counted("consumer", Consumer))
+    with closing(WebhooksReader(line.config)) as reader:
+        [status] = reader.read()
+        assert status.group
+        assert status.group.lag >= 5
+        assert status.lag_seconds is not None
+        before = sorted(made)
+        assert before == ["admin", "admin", "consumer", "consumer"]
+        for _ in range(3):
+            assert [each.group for each in reader.read()] == [status.group]
+        assert sorted(made) == before
+
+
 def test_a_group_whose_offsets_or_topic_are_lost_is_a_gap_and_never_a_new_one(
     pipeline: NewPipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +335,7 @@ def test_a_group_whose_offsets_or_topic_are_lost_is_a_gap_and_never_a_new_one(
     with closing(webhooks.Webhook(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 1)
     admin = topics.admin(line.config)
-    name = group_id(line.config, webhooks.group_of("hook"))
+    name = group_id(line.config, group_records.webhook_group("hook"))
     admin.delete_consumer_groups([name])[name].result()
     with (
         closing(Group(line.config, "webhook.hook", [topic])) as member,

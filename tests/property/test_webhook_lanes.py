@@ -59,6 +59,45 @@ def test_keys_keep_their_order_and_a_refused_one_holds_up_no_other(
     assert arrived == expected
 
 
+@given(
+    keys=st.lists(st.integers(0, 4), max_size=40),
+    batch=st.integers(1, 8),
+    refused=st.sets(st.integers(0, 4)),
+    attempts=st.integers(1, 3),
+    chance=st.randoms(use_true_random=False),
+)
+def test_what_is_given_up_is_sent_no_more_and_the_keys_next_event_follows(
+    keys: list[int], batch: int, refused: set[int], attempts: int, chance: Random
+) -> None:
+    """Every event of `refused` fails until it is given up; no key is in two requests at once."""
+    lanes, running, done = Lanes(batch), list[Sending](), list[int]()
+    for offset, key in enumerate(keys):
+        lanes.add(event(key, offset))
+    now = 0.0
+    while lanes.held:
+        running += taken(lanes, now)
+        if not running:
+            assert lanes.next_at is not None, "what is not sent waits"
+            now = lanes.next_at
+            continue
+        in_flight = [each.lane for sending in running for each in dict.fromkeys(sending.events)]
+        offsets = [each.offset for sending in running for each in sending.events]
+        assert len(offsets) == len(in_flight) == len(set(offsets))
+        sending = running.pop(chance.randrange(len(running)))
+        assert sending.events, "a request has events"
+        if not any(each.lane in refused for each in sending.events):
+            done += [each.offset for each in sending.events]
+            lanes.delivered(sending)
+        elif lanes.failed(sending, now) >= attempts:
+            done += [each.offset for each in sending.events]
+            lanes.give_up(sending)
+    assert not list(taken(lanes, now + 1_000.0)), "nothing is left to be sent"
+    assert sorted(done) == list(range(len(keys)))
+    for key in set(keys):
+        mine = [offset for offset in done if keys[offset] == key]
+        assert mine == sorted(mine)
+
+
 @given(st.lists(st.integers(0, 40), unique=True), st.randoms(use_true_random=False))
 def test_what_is_committed_never_passes_what_is_not_acknowledged(
     offsets: list[int], chance: Random

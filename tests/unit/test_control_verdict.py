@@ -17,9 +17,13 @@ from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log.completeness import IncompleteTopic
 from cdc.log.frontier_tail import Unapplied
+from cdc.log.group_records import WebhookReport
+from cdc.log.group_states import GroupState
+from cdc.log.partitions import Range
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
+from cdc.operate.webhooks import WebhookStatus
 from cdc.snapshot.incremental.records import IncrementalRecord
 from cdc.source.slots import Slot
 from tests.fixtures.reported import reported
@@ -96,6 +100,7 @@ def test_what_advances_is_ok() -> None:
     # A short lag, and snapshots that are paused, over or have just failed, are not reported.
     quiet = (live("paused"), live("done"), live("stopped"), live(failing_since_us=now_us()))
     assert judged(followers=(follower(lag=5.0),), incremental_snapshots=quiet).level is Level.OK
+    assert judged(webhooks=(hook(), hook(lag=3, since=5.0))).level is Level.OK
 
 
 _LOST = SLOT._replace(wal_status="lost")
@@ -110,7 +115,7 @@ State = tuple[dict[str, Any], Level, str, int]
 
 def states() -> dict[str, State]:
     """Return each state by name, as of now: what is changed, level, words, exit code."""
-    return states_of_the_log() | states_of_snapshots_and_followers()
+    return states_of_the_log() | states_of_snapshots_and_followers() | states_of_webhooks()
 
 
 def states_of_the_log() -> dict[str, State]:
@@ -247,6 +252,84 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
     }  # fmt: skip
 
 
+def hook(
+    members: int = 1,
+    lag: int = 0,
+    since: float | None = None,
+    gap: str = "",
+    undelivered: int = 0,
+    **given: Any,  # noqa: ANN401
+) -> WebhookStatus:
+    """Return a webhook that has just delivered everything, with some of that changed."""
+    group = GroupState(
+        "webhook.billing", members, {("t", 0): 5}, {("t", 0): Range(0, 5 + lag)}, gap
+    )
+    fields: dict[str, Any] = {
+        "pipeline": "shop", "webhook": "billing", "owner": "here:1", "state": "delivering",
+        "since_us": ago(0), "moved_at_us": ago(0), "at_us": ago(0),
+    } | given  # fmt: skip
+    report = WebhookReport(**fields)
+    since_us = None if since is None else ago(since)
+    return WebhookStatus("billing", group, undelivered, (report,), since_us)
+
+
+def states_of_webhooks() -> dict[str, State]:
+    """Return the states of webhooks."""
+    found: dict[str, tuple[WebhookStatus, Level, str, int]] = {
+        "a webhook that never ran": (
+            WebhookStatus("billing", None), Level.FAILED, "billing has never run", 1,
+        ),
+        "a webhook that does not run": (
+            hook(members=0, lag=7, since=5.0, at_us=ago(60)),
+            Level.FAILED, "billing does not run, 7 offsets are not acknowledged", 1,
+        ),
+        "a webhook that halted": (
+            hook(members=0, state="halted", what="its receiver answers 410", hint="remove it"),
+            Level.FAILED, "billing has halted: its receiver answers 410", 78,
+        ),
+        "a webhook with a gap": (
+            hook(gap="retention has deleted 5 to 9"),
+            Level.FAILED, "billing cannot go on: retention has deleted 5 to 9", 78,
+        ),
+        "a webhook whose member does not report yet": (
+            hook()._replace(reports=()), Level.DEGRADED, "has 1 members, and none reports", 0,
+        ),
+        "a webhook whose member hangs": (
+            hook(at_us=ago(200)), Level.FAILED, "has 1 members, and none reports", 1,
+        ),
+        "a receiver that went away": (
+            hook(lag=3, since=9.0, state="away", since_us=ago(9), what="HTTP 503"),
+            Level.DEGRADED, "the receiver of the webhook billing is away: HTTP 503", 0,
+        ),
+        "a receiver that stays away": (
+            hook(lag=3, since=200.0, state="away", since_us=ago(200), what="HTTP 503"),
+            Level.FAILED, "is away: HTTP 503", 1,
+        ),
+        "a key that is refused": (
+            hook(lag=3, since=200.0, failing=1, what="HTTP 400"),
+            Level.DEGRADED, "refuses 1 keys: HTTP 400", 0,
+        ),
+        "nothing but a key that is refused": (
+            hook(lag=3, since=300.0, failing=1, what="HTTP 400", moved_at_us=ago(200)),
+            Level.FAILED, "refuses 1 keys: HTTP 400", 1,
+        ),
+        "undelivered events": (
+            hook(undelivered=2), Level.FAILED, "billing has given up 2 events", 1,
+        ),
+        "a webhook that is late and moves": (
+            hook(lag=3, since=70.0), Level.DEGRADED, "billing lags: the log has held for 70 s", 0,
+        ),
+        "a webhook that delivers in words only": (
+            hook(lag=3, since=900.0, moved_at_us=ago(900)),
+            Level.FAILED, "billing has delivered nothing for 15 min", 1,
+        ),
+    }  # fmt: skip
+    return {
+        name: ({"webhooks": (status,)}, level, says, code)
+        for name, (status, level, says, code) in found.items()
+    }
+
+
 @pytest.mark.parametrize("name", states())
 def test_a_state_that_does_not_advance_is_not_ok(name: str) -> None:
     given, level, says, code = states()[name]
@@ -363,3 +446,29 @@ def test_no_log_that_cannot_move_on_is_green(
     moves = daemon is None or (daemon.ready and not daemon.failures)
     assert (found.level is Level.OK) == (complete and reads and moves)
     assert (found.level is Level.OK) <= (found.exit_code == Exit.OK)
+
+
+@given(
+    members=st.integers(0, 3),
+    lag=st.integers(1, 10**6),
+    since=st.floats(LATE_SECONDS + 10, DAY),
+    age=_SECONDS,
+    moved=_SECONDS,
+    state=st.sampled_from(["delivering", "away", "halted"]),
+    gap=st.sampled_from(["", "deleted"]),
+    failing=st.integers(0, 2),
+)
+def test_no_webhook_that_lacks_what_the_log_has_held_for_long_is_green(
+    members: int, lag: int, since: float, age: float, moved: float, state: str, gap: str,
+    failing: int,
+) -> None:  # fmt: skip
+    """Regardless of what its processes report: Kafka's offsets and the log decide."""
+    status = hook(
+        members, lag, since, gap, state=state, at_us=ago(age), moved_at_us=ago(moved),
+        failing=failing,
+    )  # fmt: skip
+    found = judged(webhooks=(status,))
+    assert found.level is not Level.OK
+    if not members or gap:
+        assert found.level is Level.FAILED
+    assert all(each.remedy for each in found.causes)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from standardwebhooks import Webhook as Receiver
 
-from cdc.deliver import addresses
+from cdc.config.webhooks import Webhook as WebhookSettings
+from cdc.deliver import addresses, checks
 from cdc.deliver.sending import answer, key_of, signature
 from cdc.errors import ConfigError
+from cdc.log.group_states import GroupState
+from cdc.log.partitions import Range
+from cdc.operate.doctor.webhooks import check_webhooks
+from cdc.operate.findings import Severity
+from cdc.operate.webhooks import WebhookStatus
+from tests.unit.test_control_doctor import CONFIG
 
 _SECRET = "whsec_" + "QUJD" * 10
 _INTERNAL = (
@@ -80,3 +89,51 @@ def test_answers_distinguish_an_event_from_a_receiver() -> None:
     assert answer(429, "1e9").pause == 0
     assert answer(429, "99999999").pause == 3_600
     assert answer(410, "").over
+
+
+SECRET = f"whsec_{'QUJD' * 10}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "severity", "says"),
+    [
+        ({}, Severity.OK, "billing: 1 secrets, and its url may be sent to"),
+        ({"secrets": ["whsec_short"]}, Severity.ERROR, "a webhook's secret is none of 24 to 64"),
+        ({"allow": []}, Severity.ERROR, "127.0.0.1 has only addresses that are in no network"),
+        ({"url": "https://127.0.0.1/", "allow": []}, Severity.ERROR, "that are not public"),
+        ({"allow": ["10.0.0.0/99"]}, Severity.ERROR, "10.0.0.0/99 in a webhook's `allow`"),
+        ({"url": "https://none.invalid/"}, Severity.WARNING, "none.invalid is not found"),
+    ],
+)
+def test_the_doctor_checks_secrets_and_whether_the_url_may_be_sent_to(
+    changed: dict[str, object], severity: Severity, says: str
+) -> None:
+    plain = {
+        "url": "http://127.0.0.1:9/hook",
+        "secrets": [SECRET],
+        "tables": ["public.t"],
+        "allow": ["127.0.0.0/8"],
+    }
+    webhooks = msgspec.convert({"billing": plain | changed}, dict[str, WebhookSettings])
+    [found] = checks.examine(msgspec.structs.replace(CONFIG, webhooks=webhooks))
+    assert (found.check, found.severity) == ("webhook", severity)
+    assert says in found.what
+    assert found.fix or severity is Severity.OK
+    assert "QUJD" not in found.what
+
+
+@pytest.mark.parametrize(
+    ("lag_hours", "severity"), [(0.0, Severity.OK), (1.0, Severity.OK), (50.0, Severity.WARNING)]
+)
+def test_the_doctor_compares_a_webhooks_lag_with_the_retention(
+    lag_hours: float, severity: Severity
+) -> None:
+    group = GroupState("webhook.billing", 1, {("t", 0): 5}, {("t", 0): Range(0, 6)})
+    since_us = int((time.time() - lag_hours * 3_600) * 1e6)
+    status = WebhookStatus("billing", group, since_us=since_us)
+    config = msgspec.structs.replace(
+        CONFIG, log=msgspec.structs.replace(CONFIG.log, retention_hours=100)
+    )
+    [found] = check_webhooks(config, [status])
+    assert (found.check, found.severity) == ("webhook_lag", severity)
+    assert found.fix or severity is Severity.OK

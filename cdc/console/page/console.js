@@ -74,6 +74,20 @@ function showStatus(found) {
   stores = status.followers;
   flow(status, measured.rates);
   slot(status, measured.slot);
+  webhooks(status.webhooks);
+}
+
+function webhooks(found) {
+  by("webhooks-section").hidden = !found.length;
+  by("webhooks").replaceChildren(...found.map((each) => element("tr", {},
+    element("td", {}, each.name),
+    element("td", {}, each.state.replace("_", " "), each.what ? element("div", { class: "quiet" }, each.what) : null),
+    element("td", { class: "number" }, number(each.members)),
+    element("td", {}, each.lag === null ? "unknown" : `${number(each.lag)} offsets, ${duration(each.lag_seconds)}`),
+    element("td", { class: "number" }, number(each.failing)),
+    element("td", { class: "number" }, number(each.undelivered)),
+    element("td", {}, each.away_seconds === null ? "" : duration(each.away_seconds)),
+    element("td", {}, each.command ? element("code", {}, each.command) : null))));
 }
 
 function node(level, name, ...lines) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import Exit
+from cdc.operate.doctor.webhooks import check_webhooks
 from cdc.operate.findings import Finding, Level, error, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.operate.status import read_status
@@ -17,9 +18,10 @@ _FORGED: Final = (
     " or a role forges them; the server's log may show which (log_statement)"
 )
 # The other causes have checks of their own, with more detail.
-_ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "topic", "follower"}
+_ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "topic", "follower", "webhook"}
 # What is so whether or not a daemon runs.
 _LASTING: Final = {"incremental_snapshot", "topic"}
+_STOPPED: Final = {"new", "not_running"}
 
 
 def examine(config: Config) -> list[Finding]:
@@ -31,6 +33,7 @@ def examine(config: Config) -> list[Finding]:
     if status.resume is None or status.slot is None:
         return []
     running = {each.name for each in status.followers if each.record and each.record.runs}
+    stopped = {each.name for each in status.webhooks if each.state in _STOPPED}
     reads = status.slot.active_pid is not None
     found, named = [], set()
     for cause in status.verdict.causes:
@@ -40,6 +43,8 @@ def examine(config: Config) -> list[Finding]:
         follower = cause.subject if cause.about == "follower" else ""
         halted = cause.exit_code == Exit.CONFIG
         waits = (follower not in running and not halted) if follower else not reads
+        if cause.about == "webhook":
+            waits = cause.subject in stopped
         if cause.about not in _LASTING and waits:
             kind = note
         named.add(follower)
@@ -52,6 +57,7 @@ def examine(config: Config) -> list[Finding]:
             f"{refused}, since the daemon started; none was obeyed"
         )
         found.append(note("refused_messages", what, _FORGED))
+    found += check_webhooks(config, status.webhooks)
     well = sorted(running - named)
     if well:
         found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))

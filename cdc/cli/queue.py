@@ -1,0 +1,130 @@
+"""`cdc queue`: work queues of `Client.queue`, and what they gave up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    echo,
+    example,
+    next_step,
+    print_done,
+    print_json,
+    with_config,
+    yes,
+)
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.group_records import UndeliveredRecord
+
+
+@click.group(epilog=example("cdc queue list", "cdc queue undelivered emails"))
+def queue() -> None:
+    """List work queues, and decide on what they gave up.
+
+    A queue is started by its first member: `Client.queue` in docs/QUEUES.md.
+    """
+
+
+@queue.command("list", epilog=example("cdc queue list", "cdc queue list --json"))
+@with_config
+@as_json
+def list_(config: Config, *, as_json: bool) -> None:
+    """List every queue: its topics, where it started, and how many events it gave up."""
+    from contextlib import closing  # noqa: PLC0415 - not for --help
+
+    from cdc.log.group_records import GroupReadings, queue_group  # noqa: PLC0415 - as above
+
+    with closing(GroupReadings(config)) as readings:
+        readings.read_new()
+    found: list[dict[str, Any]] = [
+        {
+            "queue": name,
+            "topics": sorted(record.topics),
+            "start_seq": record.start_seq,
+            "lock_seconds": record.lock_seconds,
+            "undelivered": sum(
+                each.state == "undelivered" for each in readings.undelivered_of(queue_group(name))
+            ),
+        }
+        for name, record in readings.queues.items()
+    ]
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        echo(
+            f"{each['queue']}: after seq {each['start_seq']:,} of {', '.join(each['topics'])},"
+            f" {each['undelivered']:,} events given up"
+        )
+    if not found:
+        echo("no queue was started")
+
+
+@queue.command(
+    epilog=example("cdc queue undelivered emails", "cdc queue undelivered emails --json")
+)
+@with_config
+@click.argument("name")
+@as_json
+def undelivered(config: Config, name: str, *, as_json: bool) -> None:
+    """List what the queue NAME gave up, and what was decided on it; with --json, the events too."""
+    import msgspec  # noqa: PLC0415 - not for --help
+
+    from cdc.deliver import undelivered as found  # noqa: PLC0415 - as above
+    from cdc.log.group_records import queue_group  # noqa: PLC0415 - as above
+
+    records = list(found.read(config, queue_group(name)))
+    if as_json:
+        print_json([msgspec.structs.asdict(each) | _event(config, each) for each in records])
+        return
+    for each in records:
+        decided = f" by {each.decided_by}" if each.decided_by else ""
+        place = f"{each.topic} [{each.partition}] {each.offset}"
+        echo(f"{each.id}  {place}  {each.why} ({each.attempts} attempts)  {each.state}{decided}")
+    if any(each.state == "undelivered" for each in records):
+        next_step(f"cdc queue discard {name} ID, after its work was done or is not needed")
+    elif not records:
+        echo(f"the queue {name} has given up nothing")
+
+
+def _event(config: Config, record: UndeliveredRecord) -> dict[str, Any]:
+    """Return the event of an undecided record, None where the log no longer has it."""
+    import orjson  # noqa: PLC0415 - not for --help
+
+    from cdc.deliver import undelivered as found  # noqa: PLC0415 - as above
+    from cdc.errors import GapError  # noqa: PLC0415 - as above
+
+    if record.state != "undelivered":
+        return {}
+    try:
+        return {"event": orjson.loads(found.event(config, record))}
+    except GapError:
+        return {"event": None}
+
+
+@queue.command(
+    epilog=example("cdc queue discard emails shop-1-1042", "cdc queue discard emails --yes")
+)
+@with_config
+@click.argument("name")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@yes
+@as_json
+def discard(config: Config, name: str, ids: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
+    """Decide that events which the queue NAME gave up (default: all) need no more work."""
+    from cdc.deliver import undelivered  # noqa: PLC0415 - not for --help
+    from cdc.log.group_records import queue_group  # noqa: PLC0415 - as above
+
+    if not yes:
+        confirm(f"Discard {', '.join(ids) or 'all that it gave up'}? No member gets it again.")
+    done = undelivered.discard(config, queue_group(name), ids)
+    if as_json:
+        print_json(done)
+    else:
+        print_done(f"discarded {len(done)} events; the decision is recorded")

@@ -1,0 +1,174 @@
+"""A work queue: each change goes to one member at a time, until one acknowledges it.
+
+Members share single changes, so their number is not limited, and there is no order.
+A change that was given out `attempts` times and never acknowledged is given up: noted in the log
+(`cdc.deliver.undelivered`), and only then taken out of the queue. The note is written before the
+broker's own limit, at which it would drop the change silently.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from cdc.deliver import undelivered
+from cdc.deliver.reading import GroupChange, change_of, topics_of
+from cdc.errors import ConfigError
+from cdc.log import queues, topics
+from cdc.log.acknowledged import Writer
+from cdc.log.group_records import UndeliveredRecord, queue_group
+from cdc.log.queues import Delivered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdc.config import Config
+    from cdc.log.group_records import QueueRecord
+    from cdc.log.groups import Start
+
+ATTEMPTS: Final = 5
+LOCK_SECONDS: Final = 30.0
+_WAIT_SECONDS: Final = 0.5
+_SEND_SECONDS: Final = 0.5
+# A change is given out while at least this share of its lock's time is left.
+_LEFT: Final = 0.5
+_NEVER_ACKNOWLEDGED: Final = "was given out and never acknowledged"
+
+
+class Delivery(NamedTuple):
+    """A change that this member has now; `attempt` is 1 the first time.
+
+    Start its work before `until` (monotonic): later, its lock may end before the work does.
+    """
+
+    change: GroupChange
+    attempt: int
+    until: float
+
+
+class Queue:
+    """Yields deliveries until it is closed; belongs to one thread."""
+
+    def __init__(self, config: Config, record: QueueRecord, attempts: int) -> None:
+        """Become a member of a queue that was started."""
+        self._config, self._group = config, queue_group(record.queue)
+        self._attempts, self._lock_seconds = attempts, record.lock_seconds
+        self._start_seq = record.start_seq
+        self._sent_at = 0.0
+        # Connected before the first change is given out, so that giving one up takes no time.
+        self._notes = Writer(config, topics.groups_topic(config).name)
+        self._member = queues.ShareMember(config, record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Delivery]:
+        while True:
+            for each in self.receive(_WAIT_SECONDS):
+                # The rest would be late: the next `receive` releases it for others.
+                if time.monotonic() > each.until:
+                    break
+                yield each
+
+    def receive(self, seconds: float) -> list[Delivery]:
+        """Return the changes that this member has now; wait up to `seconds` for some.
+
+        Those of the last call that were not acknowledged are released: they are delivered again.
+        """
+        found, given_up = [], list[Delivered]()
+        for each in self._member.receive(seconds):
+            change = change_of(self._config, each.partition, each.offset, each.key, each.value)
+            if change.seq <= self._start_seq:
+                self._member.accept(each.partition, each.offset)
+            elif each.deliveries > self._attempts:
+                given_up.append(each)
+            else:
+                until = each.until - _LEFT * self._lock_seconds
+                found.append(Delivery(change, each.deliveries, until))
+        if given_up:
+            self._give_up(given_up, _NEVER_ACKNOWLEDGED)
+        return found
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Note that a change is done. Within half a second, or by `close`, Kafka has it."""
+        self._member.accept(delivery.change.partition, delivery.change.offset)
+        self._send()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything that this member had is decided."""
+        return not self._member.has_open
+
+    def release(self, delivery: Delivery) -> None:
+        """Give a change back: it is delivered again, to any member, unless this was the last time.
+
+        `close` and the next `receive` do so with all that are not acknowledged.
+        """
+        self._member.release(delivery.change.partition, delivery.change.offset)
+        self._send()
+
+    def _give_up(self, given_up: Sequence[Delivered], why: str) -> None:
+        now_us = time.time_ns() // 1_000
+        notes = [
+            UndeliveredRecord(
+                pipeline=self._config.pipeline,
+                group=self._group,
+                id=undelivered.event_id(self._config, each.value),
+                topic=each.partition[0],
+                partition=each.partition[1],
+                offset=each.offset,
+                why=why,
+                attempts=each.deliveries - 1,
+                at_us=now_us,
+            )
+            for each in given_up
+        ]
+        self._notes.write(undelivered.encoded(notes))
+        for each in given_up:
+            self._member.reject(each.partition, each.offset)
+        self._member.send(wait=True)
+
+    def _send(self) -> None:
+        if time.monotonic() >= self._sent_at + _SEND_SECONDS:
+            self._sent_at = time.monotonic()
+            self._member.send()
+
+    def close(self) -> None:
+        """Release what is not acknowledged, and leave."""
+        self._member.close()
+
+
+def open_queue(
+    config: Config,
+    tables: Sequence[str],
+    name: str,
+    start: Start,
+    attempts: int,
+    lock_seconds: float,
+) -> Queue:
+    """Become a member of a queue, which starts at `start` if it is new."""
+    return Queue(config, started(config, tables, name, start, attempts, lock_seconds), attempts)
+
+
+def started(
+    config: Config,
+    tables: Sequence[str],
+    name: str,
+    start: Start,
+    attempts: int,
+    lock_seconds: float,
+) -> QueueRecord:
+    """Return the record of a queue, which starts at `start` if it is new."""
+    _expect("attempts", attempts, 1, queues.MOST_ATTEMPTS)
+    _expect("lock_seconds", lock_seconds, queues.LEAST_LOCK_SECONDS, queues.MOST_LOCK_SECONDS)
+    return queues.start(config, name, topics_of(config, tables), start, lock_seconds)
+
+
+def _expect(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ConfigError(
+            f"{name} of a queue is {value:g}", hint=f"give {least:g} to {most:g} (Kafka's limits)"
+        )

@@ -1,0 +1,99 @@
+"""Read a compacted topic with a consumer that stays open: what is new costs next to nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+# The package imports it without declaring it as an export.
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from cdc.log import absence, topics
+from cdc.log.client import translate
+from cdc.log.consumer import BEGINNING, LogConsumer
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from cdc.config import Config
+
+_TIMEOUT_SECONDS: Final = 15.0
+
+
+class TopicReadings:
+    """Reads a topic's only partition, again and again; `note` and `forget` keep what it holds."""
+
+    def __init__(self, config: Config, topic: str) -> None:
+        self._config = config
+        self._topic = topic
+        self._admin = topics.admin(config)
+        self._partition = (topic, 0)
+        self._consumer: LogConsumer | None = None
+
+    def note(self, message: Message) -> None:
+        """Take the next record."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Drop everything: another topic of the same name is read from its beginning."""
+        raise NotImplementedError
+
+    def read_new(self, seconds: float = _TIMEOUT_SECONDS) -> None:
+        """Read all that the topic holds now.
+
+        Raises UnavailableError if the brokers do not answer within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        end = self._end(seconds)
+        if end < self._next():  # another topic of the same name
+            self.close()
+            self.forget()
+        while self._next() < end:
+            if not self.wait(0.1) and time.monotonic() > deadline:
+                raise translate(
+                    KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001
+                    f"reading {self._topic}",
+                )
+
+    def _end(self, seconds: float) -> int:
+        """Return the topic's end; 0 if there is no topic.
+
+        With a separate client: a consumer's connection answers nothing else while a fetch waits.
+        """
+        only = TopicPartition(self._topic, 0)
+        asked = self._admin.list_offsets(
+            {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            request_timeout=seconds,
+        )
+        try:
+            return int(asked[only].result().offset)
+        except KafkaException as error:
+            # A client may keep asking with the leader epoch from before a broker's restart.
+            self._admin = topics.admin(self._config)
+            unknown = absence.means_unknown(error)
+            if unknown and absence.absent(self._config, [self._topic]):
+                return 0
+            raise translate(error.args[0], f"looking up the end of {self._topic}") from error
+
+    def wait(self, seconds: float) -> bool:
+        """Read what arrives next, within `seconds`; return whether there was anything."""
+        if self._consumer is None:
+            # The broker answers as soon as there is something; else twice a second is enough.
+            self._consumer = LogConsumer(self._config, skip_deleted=True, wait_ms=500)
+            self._consumer.assign({self._partition: BEGINNING})
+        before = self._next()
+        for message in self._consumer.arrivals(seconds):
+            self.note(message)
+        return self._next() > before
+
+    def _next(self) -> int:
+        """Return the offset after the newest report read, and after what compaction deleted."""
+        return self._consumer.positions[self._partition] if self._consumer else 0
+
+    def close(self) -> None:
+        """Close the connection. Reading again opens another."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
