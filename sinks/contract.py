@@ -336,6 +336,19 @@ class Generations(Listable, Sink, Protocol):
 
 
 @runtime_checkable
+class ReadByGenerations(Protocol):
+    """A sink whose readers choose a generation that is at a frontier.
+
+    After a switch of some tables these may be newer than the others until the next cut: the current
+    generation is at no frontier then.
+    """
+
+    def still_read(self) -> int | None:
+        """Return the older generation that readers use meanwhile; None if it is the current one."""
+        ...
+
+
+@runtime_checkable
 class Alterable(Protocol):
     """A sink that changes the stored rows of a table itself, as DDL has changed the table's.
 

@@ -170,8 +170,8 @@ class LogConsumer:
                 yield from self._by_partition(messages, ranges).items()
         finally:
             if not self._is_closed:  # a caller that stopped early may close it first
-                # A skipped partition would stay paused when it is assigned again.
-                self._client.resume([TopicPartition(*each) for each in self._skipped])
+                if self._skipped:  # these would stay paused when they are assigned again
+                    self._client.resume([TopicPartition(*each) for each in self._skipped])
                 self._client.unassign()
             self._skipped.clear()
 

@@ -24,7 +24,7 @@ from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations.comparing import Difference, Holding
-from lockstep.sinks.contract import Alterable, Applied, Forgetful, discard
+from lockstep.sinks.contract import Alterable, Applied, Forgetful, ReadByGenerations, discard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -182,6 +182,12 @@ class Rebuild:
     def drop_old(self) -> list[int]:
         """Delete every generation except the one that readers see; return which were deleted."""
         current = self._sink.current()
+        used = self._sink.still_read() if isinstance(self._sink, ReadByGenerations) else None
+        if used is not None:
+            raise ConfigError(
+                f"generation {current} is at no frontier yet: readers still use generation {used}",
+                hint="the follower's next batch brings it to one; then repeat the command",
+            )
         dropped = [number for number in self._sink.generations() if number != current]
         for number in dropped:
             self._sink.drop(number)

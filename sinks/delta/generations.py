@@ -123,6 +123,17 @@ def clear(settings: Settings, generation: int, root: str) -> None:
         _delete(settings, generation)
 
 
+def still_read(settings: Settings) -> int | None:
+    """Return the older generation that readers use until the current one is at a frontier."""
+    current = _frontiers(settings, settings.path)
+    if not current.find():
+        return None
+    rows = current.rows()
+    newest = rows.get(current.generation)
+    older = [number for number in rows if number < current.generation]
+    return max(older, default=None) if newest is None or not newest.is_whole else None
+
+
 def drop(settings: Settings, generation: int) -> None:
     """Delete what only a generation has, which must not be the current one."""
     current = _frontiers(settings, settings.path)
@@ -131,15 +142,7 @@ def drop(settings: Settings, generation: int) -> None:
             raise ConfigError(
                 f"readers see generation {generation} of {settings.path}", hint="switch first"
             )
-        rows = current.rows()
-        if generation in rows:
-            newest = rows.get(current.generation)
-            if generation < current.generation and (newest is None or not newest.is_whole):
-                raise ConfigError(
-                    f"generation {current.generation} of {settings.path} is at no frontier yet, so"
-                    f" readers still use generation {generation}",
-                    hint="its follower's next batch brings it to one; then repeat the command",
-                )
+        if generation in current.rows():
             current.delete(generation)
     if generation in _numbers(settings):
         _delete(settings, generation)

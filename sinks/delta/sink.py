@@ -376,6 +376,9 @@ class DeltaSink:
     def drop(self, generation: int) -> None:
         generations.drop(self._settings, generation)
 
+    def still_read(self) -> int | None:
+        return generations.still_read(self._settings)
+
     def forget_versions(self, topic: str) -> int:
         """Delete the versions of a table's mirror that no frontier names; return how many files.
 

@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
@@ -16,6 +17,7 @@ from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import ConfigError, GapError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, row
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
+from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Applied, Changes, StoreState
 from lockstep.sinks.delta import frontiers as delta_frontiers
@@ -169,12 +171,15 @@ def test_the_generation_that_readers_still_use_is_not_dropped(aged: Aged) -> Non
     shadow.open()
     apply(shadow, 3, users(3, 1, 5))
     sink.switch(2)
-    with pytest.raises(ConfigError, match="at no frontier yet, so readers still use generation 1"):
-        sink.drop(1)
+    rebuild = Rebuild(sink, Mock(), print)
+    assert sink.still_read() == 1
+    with pytest.raises(ConfigError, match="at no frontier yet: readers still use generation 1"):
+        rebuild.drop_old()
     assert aged.ids(2) == {1}
     sink.open()
     apply(sink, 4, users(4, 2))
-    sink.drop(1)
+    assert sink.still_read() is None
+    assert rebuild.drop_old() == [1]
     assert aged.ids(4) == {1, 2, 5}
     for each in (shadow, sink):
         each.close()

@@ -13,7 +13,7 @@ import yaml
 from cdc.config import load
 from cdc.operate import http
 
-FILE = Path(__file__).resolve().parents[2] / "compose" / "kubernetes" / "lockstep.yaml"
+FILE = Path(__file__).resolve().parents[2] / "compose" / "kubernetes" / "pipeline.yaml"
 SECRETS = ("KAFKA_PASSWORD", "LOCKSTEP_SECRET", "REDIS_PASSWORD")
 
 
