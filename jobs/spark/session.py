@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.errors import CDCError, ConfigError, Exit, StoppedError
@@ -98,7 +99,8 @@ def session(
 ) -> SparkSession:
     """Return a session; all arguments except the name apply only if none is active yet.
 
-    `cores`, `short` (at most minutes) and `jars` apply if this call starts the JVM.
+    `cores`, `short` (at most minutes) and `jars` apply if this call starts the JVM. Raises
+    SparkEndedError if the JVM ends while it starts.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -121,13 +123,15 @@ def session(
         builder = builder.config(key, value)
     try:
         started = builder.getOrCreate()
-    except BaseException:
+        made = made or _python_of(started)
+        if made is not None:
+            delete_with_jvm(started, made.parent)
+    except BaseException as error:
         if made is not None:
             shutil.rmtree(made.parent, ignore_errors=True)
+        if isinstance(error, Exception) and has_ended(error):
+            raise SparkEndedError from error
         raise
-    made = made or _python_of(started)
-    if made is not None:
-        delete_with_jvm(started, made.parent)
     return started
 
 
@@ -167,7 +171,9 @@ def has_ended(error: Exception) -> bool:
     """Return whether the JVM has ended: it threw no exception, and no longer answers."""
     # If it ends during a call there is no answer, which py4j reports as a plain Py4JError.
     silent = type(error) is Py4JError and "Trace:" not in str(error)
-    return silent or isinstance(error, Py4JNetworkError | ConnectionError)
+    # It ended before it reported where it listens.
+    unborn = isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED"
+    return silent or unborn or isinstance(error, Py4JNetworkError | ConnectionError)
 
 
 def _python_of(started: SparkSession) -> Path | None:
