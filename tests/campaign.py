@@ -185,7 +185,7 @@ def main() -> int:
         "--snapshots", type=int, default=50, help="snapshots with faults, of each kind"
     )
     parser.add_argument("--followers", type=int, default=50, help="rounds of followers with faults")
-    parser.add_argument("--reads", type=int, default=10_000, help="reads at random frontiers")
+    parser.add_argument("--reads", type=int, default=500, help="reads at random frontiers")
     parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()
