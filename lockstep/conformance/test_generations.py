@@ -76,6 +76,26 @@ def test_readers_see_a_shadow_build_from_its_switch_on(
     shadow.close()
 
 
+def test_a_cut_that_a_switch_interrupted_does_not_hinder_the_next(
+    several: Generations, store: StoreUnderTest
+) -> None:
+    """In the same process, which had written a part of it into the previous generation."""
+    apply(several, 5, users(5, 1), lines(4, 7))
+    several.begin(8, [USERS])
+    several.write(users(8, 1, 2))
+    shadow = several.at(2)
+    shadow.open()
+    put(shadow, 2, 8, users(8, 1, 2), lines(4, 7))
+    several.switch(2)
+    shadow.close()
+    state = several.open()
+    assert state is not None
+    assert (state.applied.generation, state.applied.seq) == (2, 8)
+    put(several, 2, 9, lines(9, 7))
+    assert store.rows("public.users") == {key(USERS, n): row(USERS, 8, n) for n in (1, 2)}
+    assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 9, 7, 1)}
+
+
 def test_the_one_before_stays_until_it_is_dropped(
     several: Generations, store: StoreUnderTest
 ) -> None:

@@ -106,6 +106,9 @@ class OpenSearchSink:
         generation, build = self._ensure_build(record)
         self._records.bind(generation, build)
         self._tables.clear_cache()
+        # Of a cut that was not ended: it is written again, maybe into other indices.
+        self._cut.clear()
+        self._written.clear()
         self._check()
         named = {index.name for index in self._records.known.indices()}
         # Deleted when the first cut starts: only then is it certain that the record is the newest.
