@@ -172,7 +172,8 @@ class Client:
                 queue.acknowledge(delivery)
         ```
         """
-        return queues.open_queue(self._config, tables, name, start, attempts, lock_seconds)
+        record = queues.started(self._config, tables, name, start, attempts, lock_seconds)
+        return Queue(self._config, record, attempts)
 
     def work(
         self,

@@ -49,6 +49,17 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
+def time_limit(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option --timeout of a command that waits."""
+    return click.option(
+        "--timeout",
+        type=Duration(),
+        default=default,
+        show_default=True,
+        help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
+    )
+
+
 # What `click.style` writes, and nothing that could hide text or move the cursor.
 _STYLES = re.compile(r"(\x1b\[(?:[012]|3[0-7]|9[0-7])m)")
 

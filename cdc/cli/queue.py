@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc.cli import given_up
 from cdc.cli.options import (
     as_json,
-    confirm,
     echo,
     example,
-    next_step,
-    print_done,
     print_json,
     with_config,
     yes,
@@ -36,12 +34,9 @@ def queue() -> None:
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
     """List every queue: its topics, where it started, and how many events it gave up."""
-    from contextlib import closing  # noqa: PLC0415 - not for --help
+    from cdc.log.group_records import queue_group, read_once  # noqa: PLC0415 - not for --help
 
-    from cdc.log.group_records import GroupReadings, queue_group  # noqa: PLC0415 - as above
-
-    with closing(GroupReadings(config)) as readings:
-        readings.read_new()
+    readings = read_once(config)
     found: list[dict[str, Any]] = [
         {
             "queue": name,
@@ -83,14 +78,11 @@ def undelivered(config: Config, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json([msgspec.structs.asdict(each) | _event(config, each) for each in records])
         return
-    for each in records:
-        decided = f" by {each.decided_by}" if each.decided_by else ""
-        place = f"{each.topic} [{each.partition}] {each.offset}"
-        echo(f"{each.id}  {place}  {each.why} ({each.attempts} attempts)  {each.state}{decided}")
-    if any(each.state == "undelivered" for each in records):
-        next_step(f"cdc queue discard {name} ID, after its work was done or is not needed")
-    elif not records:
-        echo(f"the queue {name} has given up nothing")
+    given_up.show(
+        records,
+        f"the queue {name}",
+        f"cdc queue discard {name} ID, after its work was done or is not needed",
+    )
 
 
 def _event(config: Config, record: UndeliveredRecord) -> dict[str, Any]:
@@ -113,18 +105,12 @@ def _event(config: Config, record: UndeliveredRecord) -> dict[str, Any]:
 )
 @with_config
 @click.argument("name")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
+@given_up.ids
 @yes
 @as_json
 def discard(config: Config, name: str, ids: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
     """Decide that events which the queue NAME gave up (default: all) need no more work."""
-    from cdc.deliver import undelivered  # noqa: PLC0415 - not for --help
-    from cdc.log.group_records import queue_group  # noqa: PLC0415 - as above
+    from cdc.log.group_records import queue_group  # noqa: PLC0415 - not for --help
 
-    if not yes:
-        confirm(f"Discard {', '.join(ids) or 'all that it gave up'}? No member gets it again.")
-    done = undelivered.discard(config, queue_group(name), ids)
-    if as_json:
-        print_json(done)
-    else:
-        print_done(f"discarded {len(done)} events; the decision is recorded")
+    why = "No member gets it again."
+    given_up.discard(config, queue_group(name), ids, why, yes=yes, as_json=as_json)

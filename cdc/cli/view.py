@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import Duration, as_json, confirm, echo, example, print_json, with_config, yes
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    echo,
+    example,
+    print_json,
+    time_limit,
+    with_config,
+    yes,
+)
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -85,13 +94,7 @@ def plan(config: Config, *, as_json: bool) -> None:
     epilog=example("cdc view apply", "cdc view apply --timeout 30m", "cdc view apply --json")
 )
 @with_config
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="10m",
-    show_default=True,
-    help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
-)
+@time_limit("10m")
 @as_json
 def apply(config: Config, timeout: float, *, as_json: bool) -> None:
     """Build each new or changed view in every store, and return once all are there.
@@ -120,13 +123,7 @@ def apply(config: Config, timeout: float, *, as_json: bool) -> None:
     "--follower", "followers", metavar="NAME", multiple=True,
     help="Only in this one's store, which may no longer name a view that others hold.",
 )  # fmt: skip
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="10m",
-    show_default=True,
-    help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
-)
+@time_limit("10m")
 @yes
 @as_json
 def drop(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, cast
 import click
 
 from cdc.cli.options import (
-    Duration,
     as_json,
     example,
     print_done,
     print_json,
     print_waiting,
+    time_limit,
     with_config,
 )
 from cdc.errors import Exit, LagError
@@ -43,13 +43,7 @@ REPORT_SECONDS: Final = 3.0
     "followers",
     help="Followers by name, or view:NAME for each that holds a view, with commas.  [default: all]",
 )
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="10s",
-    show_default=True,
-    help="Give up after this time: 500ms, 5s, 1m, or a number of seconds.",
-)
+@time_limit("10s")
 @as_json
 def wait(
     config: Config,

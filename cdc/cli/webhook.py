@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cdc.cli import given_up
 from cdc.cli.options import (
     as_json,
-    confirm,
     echo,
     example,
-    next_step,
     print_done,
     print_json,
     print_warning,
@@ -148,23 +147,17 @@ def undelivered(config: Config, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json([msgspec.structs.asdict(each) for each in records])
         return
-    for each in records:
-        decided = f" by {each.decided_by}" if each.decided_by else ""
-        place = f"{each.topic} [{each.partition}] {each.offset}"
-        echo(f"{each.id}  {place}  {each.why} ({each.attempts} attempts)  {each.state}{decided}")
-    if any(each.state == "undelivered" for each in records):
-        next_step(f"cdc webhook send {name} ID, or cdc webhook discard {name} ID")
-    elif not records:
-        echo(f"the webhook {name} has given up nothing")
-
-
-_ids = click.argument("ids", metavar="[ID]...", nargs=-1)
+    given_up.show(
+        records,
+        f"the webhook {name}",
+        f"cdc webhook send {name} ID, or cdc webhook discard {name} ID",
+    )
 
 
 @webhook.command(epilog=example("cdc webhook send billing shop-1-1042", "cdc webhook send billing"))
 @with_config
 @click.argument("name")
-@_ids
+@given_up.ids
 @as_json
 def send(config: Config, name: str, ids: tuple[str, ...], *, as_json: bool) -> None:
     """Send undelivered events of the webhook NAME again (default: all), out of their order."""
@@ -185,18 +178,12 @@ def send(config: Config, name: str, ids: tuple[str, ...], *, as_json: bool) -> N
 )
 @with_config
 @click.argument("name")
-@_ids
+@given_up.ids
 @yes
 @as_json
 def discard(config: Config, name: str, ids: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
     """Decide that undelivered events of the webhook NAME (default: all) are not sent."""
-    from cdc.deliver import undelivered  # noqa: PLC0415 - not for --help
-    from cdc.log.group_records import webhook_group  # noqa: PLC0415 - as above
+    from cdc.log.group_records import webhook_group  # noqa: PLC0415 - not for --help
 
-    if not yes:
-        confirm(f"Discard {', '.join(ids) or 'all that it gave up'}? The receiver never gets it.")
-    done = undelivered.discard(config, webhook_group(name), ids)
-    if as_json:
-        print_json(done)
-    else:
-        print_done(f"discarded {len(done)} events; the decision is recorded")
+    why = "The receiver never gets it."
+    given_up.discard(config, webhook_group(name), ids, why, yes=yes, as_json=as_json)

@@ -6,9 +6,7 @@ How far they are is in the verdict, which needs none of this.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from cdc.deliver import addresses
 from cdc.errors import CDCError, ConfigError
 from cdc.operate.findings import Finding, error, ok, warning
 
@@ -35,11 +33,6 @@ def examine(config: Config) -> Iterator[Finding]:
 
 def _check(webhook: Webhook) -> None:
     """Raise what a sender would raise, without sending anything."""
-    from cdc.deliver.sending import key_of  # noqa: PLC0415 - needs the extra `webhook`
+    from cdc.deliver.sending import Sender  # noqa: PLC0415 - needs the extra `webhook`
 
-    for secret in webhook.secrets:
-        key_of(secret)
-    parts, allowed = urlsplit(webhook.url), addresses.networks(webhook.allow)
-    public = parts.scheme == "https"
-    port = parts.port or (443 if public else 80)
-    addresses.resolve(parts.hostname or "", port, allowed, public=public)
+    Sender(webhook).address()

@@ -141,18 +141,6 @@ class Queue:
         self._member.close()
 
 
-def open_queue(
-    config: Config,
-    tables: Sequence[str],
-    name: str,
-    start: Start,
-    attempts: int,
-    lock_seconds: float,
-) -> Queue:
-    """Become a member of a queue, which starts at `start` if it is new."""
-    return Queue(config, started(config, tables, name, start, attempts, lock_seconds), attempts)
-
-
 def started(
     config: Config,
     tables: Sequence[str],

@@ -11,13 +11,12 @@ import os
 import socket
 import threading
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import CDCError
-from cdc.log import records, topics
+from cdc.log import group_records, records, topics
 from cdc.log.follower_reports import REPORT_SECONDS, Reports
-from cdc.log.group_records import GroupReadings, WebhookReport, report_key
+from cdc.log.group_records import WebhookReport, report_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,11 +86,9 @@ class Reporter:
 
     def _clear(self, reports: Reports) -> None:
         """Delete the reports of processes that no longer run."""
-        with closing(GroupReadings(self._config)) as readings:
-            readings.read_new()
-            for each in readings.reports_of(self._name):
-                if not each.runs:
-                    reports.send(report_key(each), None)
+        for each in group_records.read_once(self._config).reports_of(self._name):
+            if not each.runs:
+                reports.send(report_key(each), None)
 
     def _report(self) -> WebhookReport:
         counts, halted = self._counts(), self._halted

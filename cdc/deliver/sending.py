@@ -97,7 +97,7 @@ class Sender:
             "webhook-signature": signature(self._keys, message_id, at, body),
         }
         try:
-            response = self._pool(self._address()).urlopen(
+            response = self._pool(self.address()).urlopen(
                 "POST",
                 self._path,
                 body=body,
@@ -121,7 +121,8 @@ class Sender:
         for pool in self._pools.values():
             pool.close()
 
-    def _address(self) -> str:
+    def address(self) -> str:
+        """Return the receiver's address; raise ConfigError if it may not be sent to."""
         address, until = self._resolved
         if time.monotonic() >= until:
             address = addresses.resolve(self._host, self._port, self._allowed, public=self._https)

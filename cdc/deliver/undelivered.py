@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.errors import ConfigError, GapError
-from cdc.log import acknowledged, records, topics
+from cdc.log import group_records, records
 from cdc.log.consumer import LogConsumer
-from cdc.log.group_records import GroupReadings, undelivered_key
+from cdc.log.group_records import undelivered_key
 from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ _decode: Final = msgspec.json.Decoder(_Numbered).decode
 
 def write(config: Config, *written: UndeliveredRecord) -> None:
     """Return once the log has the records."""
-    topic = topics.groups_topic(config)
-    topics.ensure(topics.admin(config), config, [topic])
-    acknowledged.write(config, topic.name, encoded(written))
+    group_records.write_all(config, encoded(written))
 
 
 def encoded(written: Sequence[UndeliveredRecord]) -> list[tuple[bytes, bytes | None]]:
@@ -58,9 +56,8 @@ def event_id(config: Config, value: bytes) -> str:
 
 def read(config: Config, group: str) -> Iterator[UndeliveredRecord]:
     """Yield what a group gave up, oldest first, decided ones too."""
-    with closing(GroupReadings(config)) as readings:
-        readings.read_new()
-    yield from sorted(readings.undelivered_of(group), key=lambda each: each.at_us)
+    found = group_records.read_once(config).undelivered_of(group)
+    yield from sorted(found, key=lambda each: each.at_us)
 
 
 def event(config: Config, record: UndeliveredRecord) -> bytes:

@@ -22,7 +22,7 @@ from cdc.log.follower_reports import SILENT_SECONDS
 from cdc.log.topic_readings import TopicReadings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from confluent_kafka import Message
 
@@ -188,23 +188,25 @@ class GroupReadings(TopicReadings):
             self.groups[record.group] = record
 
 
+def read_once(config: Config) -> GroupReadings:
+    """Return what the topic holds now; the connection is closed."""
+    with closing(GroupReadings(config)) as readings:
+        readings.read_new()
+    return readings
+
+
 def read(config: Config) -> dict[str, GroupRecord]:
     """Return the records of all groups that ever started, by name."""
-    with closing(GroupReadings(config)) as readings:
-        readings.read_new()
-    return readings.groups
-
-
-def read_queues(config: Config) -> dict[str, QueueRecord]:
-    """Return the records of all queues, by name."""
-    with closing(GroupReadings(config)) as readings:
-        readings.read_new()
-    return readings.queues
+    return read_once(config).groups
 
 
 def write(config: Config, record: GroupRecord) -> None:
     """Return once the log has a group's record; creates the topic if it is missing."""
+    write_all(config, [(key(record.pipeline, record.group), records.encode(record))])
+
+
+def write_all(config: Config, written: Iterable[tuple[bytes, bytes | None]]) -> None:
+    """Return once the topic holds these keys and values; creates it if it is missing."""
     topic = topics.groups_topic(config)
     topics.ensure(topics.admin(config), config, [topic])
-    written = key(record.pipeline, record.group), records.encode(record)
-    acknowledged.write(config, topic.name, [written])
+    acknowledged.write(config, topic.name, written)

@@ -219,7 +219,7 @@ def start(
             hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
         )
     ids = {topic: present[topic].topic_id for topic in read}
-    known = group_records.read_queues(config).get(name)
+    known = group_records.read_once(config).queues.get(name)
     record = _record(config, name, ids, at, known, lock_seconds)
     began = time.time() - record.began_at_us / 1e6
     is_started = record.start_seq == 0 or began > _STARTED_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 15.0
 
 
-class TopicReadings:
+class TopicReadings(ABC):
     """Reads a topic's only partition, again and again; `note` and `forget` keep what it holds."""
 
     def __init__(self, config: Config, topic: str) -> None:
@@ -32,13 +33,13 @@ class TopicReadings:
         self._partition = (topic, 0)
         self._consumer: LogConsumer | None = None
 
+    @abstractmethod
     def note(self, message: Message) -> None:
         """Take the next record."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """Drop everything: another topic of the same name is read from its beginning."""
-        raise NotImplementedError
 
     def read_new(self, seconds: float = _TIMEOUT_SECONDS) -> None:
         """Read all that the topic holds now.

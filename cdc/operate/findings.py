@@ -60,9 +60,8 @@ class Cause(NamedTuple):
     """Why the verdict is not `ok`."""
 
     level: Level
-    about: (
-        str  # server, setup, slot, daemon, snapshot, incremental_snapshot, topic, follower, webhook
-    )
+    # server, setup, slot, daemon, snapshot, incremental_snapshot, topic, follower, webhook
+    about: str
     what: str
     remedy: str
     since_seconds: float | None = None  # None: unknown

@@ -7,7 +7,7 @@ daemon that hangs, has stopped or was never started appears in the same report.
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -223,14 +223,12 @@ def read_status(config: Config, webhooks: WebhooksReader | None = None) -> Statu
 def _webhooks(
     config: Config, reader: WebhooksReader | None, unanswered: _Unanswered
 ) -> tuple[WebhookStatus, ...]:
-    found = tuple[WebhookStatus, ...]()
-    with unanswered:
-        if reader is not None:
-            found = tuple(reader.read())
-        else:
-            with closing(WebhooksReader(config)) as opened:
-                found = tuple(opened.read())
-    return found
+    with (
+        unanswered,
+        nullcontext(reader) if reader else closing(WebhooksReader(config)) as opened,
+    ):
+        return tuple(opened.read())
+    return ()
 
 
 class _Unanswered(list[Cause]):

@@ -36,10 +36,9 @@ TOTALS: Final = """
 SELECT o.customer, u.name, count(*) AS orders, sum(o.total) AS total
 FROM public.orders o JOIN public.users u ON u.id = o.customer GROUP BY o.customer, u.name
 """
-VIEWS: Final = {
-    "timelines": {"sql": TIMELINES, "key": ["follower", "tweet"]},
-    "order_totals": {"sql": TOTALS, "key": ["customer"]},
-}
+_SQL: Final[Mapping[str, LiteralString]] = {"timelines": TIMELINES, "order_totals": TOTALS}
+_KEYS: Final = {"timelines": ["follower", "tweet"], "order_totals": ["customer"]}
+VIEWS: Final = {name: {"sql": query, "key": _KEYS[name]} for name, query in _SQL.items()}
 # What to select of a view for rows as its stores return them.
 _SELECTED: Final[Mapping[str, LiteralString]] = {
     "timelines": (
@@ -47,7 +46,6 @@ _SELECTED: Final[Mapping[str, LiteralString]] = {
     ),
     "order_totals": "customer, name, orders, total::text",
 }
-_SQL: Final[Mapping[str, LiteralString]] = {"timelines": TIMELINES, "order_totals": TOTALS}
 _MICROSECONDS: Final = 1_000_000
 _TOTALS_COLUMNS: Final = ("customer", "name", "orders", "total")
 
