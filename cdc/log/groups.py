@@ -38,6 +38,12 @@ BEGINNING: Final = "beginning"
 NOW: Final = "now"
 
 _TIMEOUT_SECONDS: Final = 15.0
+# A commit is refused so while members come and go, before this one's client knows of it.
+_REBALANCED: Final = {
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+}
 _COMMIT_SECONDS: Final = 1.0
 _MOST: Final = 1_000  # records of one `receive`
 # How long a member may take between two calls of `receive` before others take its partitions.
@@ -188,7 +194,12 @@ class Group:
         }
         if moved:
             with translated(f"committing offsets of {group_id(self._config, self.name)}"):
-                _commit(self._client, moved)
+                try:
+                    _commit(self._client, moved)
+                except KafkaException as error:
+                    if error.args[0].code() in _REBALANCED:
+                        return  # tried again by a later one; what was given away comes again
+                    raise
             self._committed |= moved
 
     def close(self) -> None:
