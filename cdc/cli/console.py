@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ def console(config: Config, listen: str, token_file: Path | None, hosts: tuple[s
     from cdc.console import serving  # noqa: PLC0415 - as above
     from cdc.runtime import waiting  # noqa: PLC0415 - as above
 
+    # A crash below Python would end it without a message.
+    faulthandler.enable()
     waiting.show_with(None)  # the page shows it
 
     token = serving.read_token(token_file)
