@@ -1,9 +1,9 @@
-"""A follower of views under measurement: the CPU time of its cuts, and of computing them completely.
+"""A follower of views under measurement: the CPU of its cuts, and of computing them completely.
 
 The daemon and a Delta follower of the tables run in processes of their own. The measured process
 keeps the views in Delta. What a cut costs is its CPU time from before the commit until the store is
-at its frontier and a second after, less what it uses while nothing happens. Computing them completely
-is `benchmarks.view_recompute`, over the same mirrors.
+at its frontier and a second after, less what it uses while nothing happens. Computing them
+completely is `benchmarks.view_recompute`, over the same mirrors.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ LOCKS = {
             "sql",
             "console",
             "webhook",
+            "tracing",
             "dev",
         ),
     ],

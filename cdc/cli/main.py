@@ -47,6 +47,7 @@ COMMANDS = {
     "webhook": "Send changes to receivers over HTTP.",
     "group": "List or move groups of readers that acknowledge changes.",
     "queue": "List work queues, and what they gave up.",
+    "trace": "Send traces of transactions to OpenTelemetry.",
     "metrics": "Print metrics, alert rules and a dashboard.",
     "token": "Print the LSN up to which the source is written.",
     "wait": "Wait until followers have applied a commit.",

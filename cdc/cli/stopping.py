@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 # The commands that run until they are stopped.
-_COMMANDS: Final = (("run",), ("tail",), ("console",), ("webhook", "run"))
+_COMMANDS: Final = (("run",), ("tail",), ("console",), ("trace",), ("webhook", "run"))
 _PROGRAMS: Final = {"cdc", "main.py"}
 
 

@@ -17,6 +17,7 @@ from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot
 from cdc.config.tables import TableRule
+from cdc.config.tracing import Tracing
 from cdc.config.value_options import Values
 from cdc.config.views import View
 from cdc.config.webhooks import Webhook
@@ -388,6 +389,7 @@ class Config(Section, frozen=True, kw_only=True):
     migrations: Migrations = Migrations()
     batch: BatchLimits = BatchLimits()
     http: Http = Http()
+    tracing: Tracing = Tracing()
     values: Values = Values()
     log_level: Annotated[
         LogLevel, Meta(description="The least severe log line that is written.")

