@@ -153,7 +153,7 @@ def _verified(
 
     with closing(connect(config)) as connection:
         for view in _plans(config, views) if views else ():
-            if view.has_code:
+            if view.is_of_mirrors:
                 yield _recomputed(config, follower, view, token.take(connection).lsn, deadline)
                 continue
             asked = question(config, view)
@@ -176,7 +176,7 @@ def _verified(
 def _recomputed(
     config: Config, follower: str, view: ViewPlan, lsn: LSN, deadline: float
 ) -> dict[str, Any]:
-    """Compare a view that Postgres can't answer with its code, run over the complete mirrors."""
+    """Compare a view that Postgres can't answer with one computed of the complete mirrors."""
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - not for --help
     from lockstep.jobs.spark.session import with_jars, work_session  # noqa: PLC0415 - as above
     from lockstep.jobs.views.cuts import ViewCuts  # noqa: PLC0415 - as above

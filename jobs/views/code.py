@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _REPEATED: Final = 20
 _REPORT: Final = re.compile(r"lockstep view code: ([A-Za-z0-9+/=]+)\.")
 _HINT: Final = "correct its code (a test can call it: docs/CODE.md), and start the follower again"
-_WHOLE: Final = "a whole number"
+_INTEGER: Final = "a whole number"
 _FLOAT: Final = "a number of floating point"
 _DECIMAL: Final = "a decimal number"
 _FAMILIES: Final[dict[str, Callable[[pa.DataType], bool]]] = {
-    _WHOLE: arrow.is_integer,
+    _INTEGER: arrow.is_integer,
     _FLOAT: arrow.is_floating,
     _DECIMAL: arrow.is_decimal,
     "true or false": arrow.is_boolean,
@@ -50,7 +50,7 @@ _FAMILIES: Final[dict[str, Callable[[pa.DataType], bool]]] = {
     "a timestamp with time zone": lambda kind: arrow.is_timestamp(kind) and kind.tz is not None,
     "nothing": arrow.is_null,
 }
-_WIDER: Final = {(_WHOLE, _DECIMAL), (_WHOLE, _FLOAT)}
+_WIDER: Final = {(_INTEGER, _DECIMAL), (_INTEGER, _FLOAT)}
 
 
 class Code:
@@ -92,7 +92,7 @@ class Code:
         if found not in {wanted, "nothing"} and (found, wanted) not in _WIDER:
             raise self._wrong(f"returned {found} as {field.name}, which is {wanted}")
         try:
-            if (found, wanted) == (_WHOLE, _DECIMAL):  # Arrow refuses types that could not fit
+            if (found, wanted) == (_INTEGER, _DECIMAL):  # Arrow refuses types that could not fit
                 values = values.cast(pa.decimal128(20, 0))
             return values.cast(field.type)
         except pa.ArrowException:

@@ -76,6 +76,11 @@ def tables(query: exp.Query) -> set[str]:
     }
 
 
+def column_names(query: exp.Query) -> set[str]:
+    """Return the names of all columns that a resolved query reads."""
+    return {column.name for column in query.find_all(exp.Column)}
+
+
 def named_views(name: str, sqls: Mapping[str, str]) -> list[str]:
     """Return the views that a view is made of, each after those that it names itself."""
     found = dict[str, None]()

@@ -16,7 +16,14 @@ from lockstep.jobs.views.code import Task
 from lockstep.jobs.views.definitions import SCHEMA, Definition
 from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.lineage import Lineage, NoLineageError, Probe, lineage
-from lockstep.jobs.views.parsing import PUBLIC, named_code, named_views, resolved, tables
+from lockstep.jobs.views.parsing import (
+    PUBLIC,
+    column_names,
+    named_code,
+    named_views,
+    resolved,
+    tables,
+)
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.translating import Query, Translator, relation
 from lockstep.jobs.views.types import COMPARED, FLOATS, of
@@ -77,11 +84,12 @@ class ViewPlan(NamedTuple):
     definition: Definition
     made: tuple[ViewPlan, ...] = ()  # views in Python that it reads as tables
     code: CodePlan | None = None  # of a view in Python: `new` and `old` read what that makes
+    is_masked: bool = False  # it may read masked values
 
     @property
-    def has_code(self) -> bool:
-        """Whether Postgres can't answer it, because Python makes rows of it."""
-        return self.code is not None or bool(self.made)
+    def is_of_mirrors(self) -> bool:
+        """Whether Postgres can't answer it: Python makes rows of it, or values are masked."""
+        return self.code is not None or bool(self.made) or self.is_masked
 
 
 class _Query(NamedTuple):
@@ -94,6 +102,7 @@ class _Query(NamedTuple):
     affected: tuple[AffectedQuery, ...]
     full_for: Mapping[str, str]
     made: tuple[ViewPlan, ...]
+    is_masked: bool
 
 
 def plan(
@@ -147,6 +156,7 @@ def _of_sql(
         view.refresh == "strict",
         _definition(name, views, found, version),
         found.made,
+        is_masked=found.is_masked,
     )
 
 
@@ -243,7 +253,22 @@ def _query(
         if probe.table in named and probe.table not in full_for
         for each in _affected(probe, new, known)
     )
-    return _Query(new, old, named | tables_of.keys(), found.anchor, affected, full_for, made)
+    return _Query(
+        new,
+        old,
+        named | tables_of.keys(),
+        found.anchor,
+        affected,
+        full_for,
+        made,
+        is_masked=not _masked(named, versions).isdisjoint(column_names(query)),
+    )
+
+
+def _masked(named: Iterable[str], versions: Mapping[str, Version]) -> set[str]:
+    """Return the names of tables' columns with masked values."""
+    every = (column for table in named for column in versions[table].columns)
+    return {column.name for column in every if of(column).has_masked_values}
 
 
 def _key_of(

@@ -73,6 +73,11 @@ class Type(NamedTuple):
         return _spark(self.delta)
 
     @property
+    def has_masked_values(self) -> bool:
+        """Whether values are masked, and say something all the same: which are equal."""
+        return self.mask is not None and self.mask.partition(":")[0] in {"hmac", "truncate"}
+
+    @property
     def title(self) -> str:
         """The type as messages name it."""
         size = self.size if self.name == "numeric" else None

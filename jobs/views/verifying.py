@@ -1,7 +1,7 @@
 """A view's stored rows, in a form that Postgres can compare with its own answer.
 
-Postgres can't run a view in Python: its rows are compared with those that its code makes of the
-complete mirrors.
+Postgres can't run a view in Python, and has not the masked values: such a view is compared with
+what the complete mirrors make.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def stored_rows(sink: Generations, view: ViewPlan) -> bytes:
 
 
 def differing(wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
-    """Return how many rows only the code makes, and how many only the store has."""
+    """Return how many rows only the mirrors make, and how many only the store has."""
     one, other = (
         Counter(msgspec.json.encode(msgspec.json.decode(row), order="sorted") for row in rows)
         for rows in (wanted, stored)

@@ -33,6 +33,7 @@ from tests.fixtures.viewed import differing
 _SECONDS = 400
 _FOLLOWERS = ("lake", "answers", "cache")
 # As the configuration masks it.
+_NAMES = "SELECT id, name FROM visitors"
 _VISITORS = "(SELECT id, left(name, 3) AS name FROM visitors) AS visitors"
 
 
@@ -56,6 +57,7 @@ class Coded(Followed):
         wanted = code_views.answers(code, self._select)
         tags = Counter(row["tag"] for row in wanted["post_tags"])
         wanted["tag_counts"] = [{"tag": tag, "posts": count} for tag, count in tags.items()]
+        wanted["names"] = self._select(_NAMES)
         names = [f"views.{name}" for name in wanted]
         read = read_as_of_arrow(str(self.root / "views"), names).tables
         for name, rows in wanted.items():
@@ -67,7 +69,9 @@ class Coded(Followed):
 
     def columns(self, name: str) -> list[str]:
         view = self.config.views[name]
-        return list(view.columns) if isinstance(view, PythonView) else ["tag", "posts"]
+        if isinstance(view, PythonView):
+            return list(view.columns)
+        return {"tag_counts": ["tag", "posts"], "names": ["id", "name"]}[name]
 
     def _select(self, query: str) -> list[dict[str, Any]]:
         with self.pipeline.database.connect() as connection:
@@ -122,6 +126,9 @@ def coded(
             "posts-with:": f"{made.config.prefix}-with:",
         }
     )
+    # A view in SQL of a masked column, too.
+    written["views"] = {"names": {"sql": _NAMES, "key": ["id"]}}
+    written["followers"]["answers"]["views"].append("names")
     code_example.write(made.config_file.parent)
     made.config_file.write_text(yaml.safe_dump(written))
     found = Coded(made, spark)
@@ -176,4 +183,5 @@ def test_killed_followers_go_on_and_verify_compares_with_the_code(coded: Coded) 
     with coded.following("lake", "answers"):
         code, output = coded.job("verify", "--json", "--timeout", "120")
         found = {each["view"]: each["missing"] + each["extra"] for each in json.loads(output)}
-    assert (code, found) == (Exit.OK, dict.fromkeys(["post_tags", "sessions", "tag_counts"], 0))
+    names = ["post_tags", "sessions", "tag_counts", "names"]
+    assert (code, found) == (Exit.OK, dict.fromkeys(names, 0))
