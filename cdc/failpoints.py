@@ -61,6 +61,8 @@ FOLLOWER_NAMES: Final = (
     "follow_committed",  # the store is at the frontier, not reported yet
     "follow_reported",
 )
+# In a cut of a follower with views.
+VIEW_NAMES: Final = ("view_written",)  # some rows are written, the store is not at the frontier
 # While the rows of a view that is no longer declared are deleted, once in each of three cuts.
 VIEW_DROP_NAMES: Final = (
     "view_drop_written",  # the store has the cut's changes, and no frontier of it

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from lockstep.jobs.views.planning import Step
     from lockstep.jobs.views.plans import ViewPlan
+    from lockstep.sinks.contract import Applied
 
 _POLL_SECONDS: Final = 0.3
 # As long as the source changes what a view has, its answer is no state to compare with.
@@ -53,12 +54,15 @@ def check(config: Config, names: tuple[str, ...], *, as_json: bool) -> Exit:
 
 def _checked(config: Config, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     from lockstep.jobs.documents.mirror_cuts import LogVersions  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.views import code  # noqa: PLC0415 - as above
     from lockstep.jobs.views.plans import plan  # noqa: PLC0415 - as above
 
     versions = LogVersions(config)(_ALL)
     for name in names or config.views:
         try:
-            plan(name, config.views, versions)
+            found = plan(name, config.views, versions)
+            if found.code is not None:
+                code.loaded(name, found.code.task.source)
         except ConfigError as error:
             yield {"view": name, "refused": error.what, "hint": error.hint}
         else:
@@ -101,7 +105,9 @@ def _explained(view: ViewPlan) -> dict[str, Any]:
             else f"the affected {', '.join(view.anchor)}"
             for table in sorted(view.tables)
         },
-        "sql": view.new,
+        "sql": view.new
+        if view.code is None
+        else "; ".join(f"{each.new} (for {each.name})" for each in view.code.inputs),
         "affected": [{"table": each.table, "sql": each.sql} for each in view.affected],
     }
 
@@ -147,6 +153,9 @@ def _verified(
 
     with closing(connect(config)) as connection:
         for view in _plans(config, views) if views else ():
+            if view.is_of_mirrors:
+                yield _recomputed(config, follower, view, token.take(connection).lsn, deadline)
+                continue
             asked = question(config, view)
             for _ in range(_TRIES):
                 before, lsn = answers.digest(connection, asked), token.take(connection).lsn
@@ -164,7 +173,30 @@ def _verified(
             yield {"view": view.name, "follower": follower, "lsn": str(lsn), **found._asdict()}
 
 
-def _await(sink: Any, follower: str, lsn: LSN, deadline: float) -> None:  # noqa: ANN401 - a sink
+def _recomputed(
+    config: Config, follower: str, view: ViewPlan, lsn: LSN, deadline: float
+) -> dict[str, Any]:
+    """Compare a view that Postgres can't answer with one computed of the complete mirrors."""
+    from lockstep.jobs.apply import stores  # noqa: PLC0415 - not for --help
+    from lockstep.jobs.spark.session import with_jars, work_session  # noqa: PLC0415 - as above
+    from lockstep.jobs.views.cuts import ViewCuts  # noqa: PLC0415 - as above
+    from lockstep.jobs.views.verifying import differing  # noqa: PLC0415 - as above
+    from lockstep.sinks.contract import Generations  # noqa: PLC0415 - as above
+
+    title = f"lockstep verify of view {view.name}"
+    cuts = ViewCuts(
+        config, follower, lambda: work_session(with_jars(title), title, threading.Event())
+    )
+    with closing(stores.sink(config, follower, config.followers[follower])) as sink:
+        assert isinstance(sink, Generations), "Delta's sink is one"
+        applied = _await(sink, follower, lsn, deadline)
+        stored = [row for _, _, row in sink.contents(view.version) if row]
+        found = differing(cuts.every_row(view.name, applied), stored)
+    return {"view": view.name, "follower": follower, "lsn": str(applied.lsn), **found._asdict()}
+
+
+def _await(sink: Any, follower: str, lsn: LSN, deadline: float) -> Applied:  # noqa: ANN401 - a sink
+    """Return what the store has applied, once that includes the LSN."""
     while (state := sink.open()) is None or state.applied.lsn < lsn:
         if time.monotonic() > deadline:
             raise UnavailableError(
@@ -172,6 +204,8 @@ def _await(sink: Any, follower: str, lsn: LSN, deadline: float) -> None:  # noqa
                 hint="its job must run, and that of its mirror: `cdc follow`; or give --timeout",
             )
         time.sleep(_POLL_SECONDS)
+    applied: Applied = state.applied
+    return applied
 
 
 @main.command()

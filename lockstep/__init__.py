@@ -14,6 +14,7 @@ orders = lockstep.changes(spark, "lockstep.yaml", ["public.orders"], start="begi
 - `session`: a small local Spark session with Delta
 - `Client`: read your own writes, and the log's changes as a member of a group or a
   work queue
+- `view`, `transform`: declare views whose rows your own Python makes
 - `contract`: what a sink of your own implements, and `lockstep.conformance` tests
 
 Names are imported when they are used: `Client` needs no Spark.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.following_stores import follow
     from lockstep.jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
     from lockstep.jobs.reading_changes import changes, follow_changes, register, session
+    from lockstep.jobs.views.code import transform, view
     from lockstep.sinks import contract
 
 __all__ = [
@@ -55,6 +57,8 @@ __all__ = [
     "read_as_of_arrow",
     "register",
     "session",
+    "transform",
+    "view",
 ]
 
 _HOMES: Final = {
@@ -71,6 +75,7 @@ _HOMES: Final = {
     **dict.fromkeys(
         ("changes", "follow_changes", "register", "session"), "lockstep.jobs.reading_changes"
     ),
+    **dict.fromkeys(("transform", "view"), "lockstep.jobs.views.code"),
 }
 
 

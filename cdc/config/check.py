@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from cdc.config import meaning, stores, tables
-from cdc.config.layers import RawValue, Reported, read_layers
+from cdc.config.layers import VIEW, RawValue, Reported, read_layers
 from cdc.config.model import Config
 from cdc.config.schema import ROOT, FieldPath, Schema, variable_of
 from cdc.config.tables import Mask, TableRule
@@ -21,6 +21,8 @@ from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from cdc.config.view_code import Declaration
 
 
 class Effective(NamedTuple):
@@ -55,7 +57,9 @@ def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
             # A section whose settings are all commented out is no rule.
             tables={name: rule for name, rule in config.tables.items() if rule != TableRule()},
             followers={name: stores.with_plain_names(f) for name, f in config.followers.items()},
+            views=config.views | {name: each.view for name, each in layers.code.items()},
         )
+        layers.values.update(_origins(layers.code))
         layers.problems.extend(f"{path}: {each}" for each in _contradictions(config))
         builder.report(stores.contradictions(config))
     if layers.problems:
@@ -77,6 +81,14 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield f"delta.path: missing; tables.{direct[0]}.snapshot: direct needs it"
     if config.archive.path is not None and "archive" in config.followers:
         yield "followers.archive: the archive reports under this name; give it another one"
+
+
+def _origins(code: Mapping[str, Declaration]) -> Iterator[tuple[FieldPath, RawValue]]:
+    """Yield where the fields of views in Python were given: these are no values to be built."""
+    for name, each in code.items():
+        raw = RawValue({}, "", each.origin, as_text=False)
+        yield ("views", name), raw
+        yield from ((("views", name, field), raw) for field in VIEW.fields)
 
 
 def _make_absolute(values: dict[FieldPath, RawValue], path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, get_origin
 
 import yaml
 
-from cdc.config import view_files
+from cdc.config import view_code, view_files
 from cdc.config.schema import ROOT, FieldPath, Schema, settable, variable_of
 from cdc.config.tables import Mask
 from cdc.config.views import View
@@ -53,11 +53,12 @@ class Layers(NamedTuple):
 
     values: dict[FieldPath, RawValue]
     problems: list[str]
+    code: dict[str, view_code.Declaration]  # views in Python
 
 
 def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
     """Return what `path` gives, overridden by what `env` gives. Raise OSError on the file."""
-    layers = Layers({}, [])
+    layers = Layers({}, [], {})
     _read_file(path, layers)
     _read_environment(env, layers)
     references = _References(path.parent, env)
@@ -187,16 +188,37 @@ def _read_views(folder: Path, layers: Layers) -> None:
         return
     try:
         for file in view_files.files(folder / given.value):
-            _read_view(file, layers)
+            if file.suffix == view_files.PYTHON:
+                _read_code(file, layers)
+            else:
+                _read_view(file, layers)
     except view_files.UnreadableError as error:
         layers.problems.append(f"{given.origin}: view_files: {error}")
 
 
+def _read_code(file: Path, layers: Layers) -> None:
+    try:
+        found = view_code.read(file)
+    except view_files.UnreadableError as error:
+        layers.problems.append(str(error))
+        return
+    if found is not None and not _is_twice(file, layers):
+        layers.code[file.stem] = found
+
+
+def _is_twice(file: Path, layers: Layers) -> bool:
+    """Return whether another place declares the view, and report that."""
+    at = ("views", file.stem)
+    others = {at: layers.values[at].origin} if at in layers.values else {}
+    others |= {at: layers.code[file.stem].origin} if file.stem in layers.code else {}
+    for other in others.values():
+        layers.problems.append(f"{file}:1: {'.'.join(at)}: given twice; it is in {other}, too")
+    return bool(others)
+
+
 def _read_view(file: Path, layers: Layers) -> None:
     at = ("views", file.stem)
-    if at in layers.values:
-        other = layers.values[at].origin
-        layers.problems.append(f"{file}:1: {'.'.join(at)}: given twice; it is in {other}, too")
+    if _is_twice(file, layers):
         return
     layers.values.setdefault(at[:1], RawValue({}, "", f"{file}:1", as_text=False))
     layers.values[at] = RawValue({}, "", f"{file}:1", as_text=False)

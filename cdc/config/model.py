@@ -362,7 +362,8 @@ class Config(Section, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Folder with more views, in one file `NAME.sql` each: the query, after "
-            "comment lines with its other fields (`-- key: order_id`). Relative to this file.",
+            "comment lines with its other fields (`-- key: order_id`); or in `NAME.py`, a "
+            "function in Python (docs/CODE.md). Relative to this file.",
             examples=["views"],
         ),
     ] = None

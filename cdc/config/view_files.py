@@ -19,6 +19,7 @@ _OPTION: Final = re.compile(r"--\s*([a-z_]+):\s*(.*?)\s*")
 # A query is some ten lines: a larger file is not one.
 _MAX_BYTES: Final = 1_000_000
 SQL: Final = "sql"
+PYTHON: Final = ".py"  # `cdc.config.view_code`
 
 
 class Given(NamedTuple):
@@ -35,15 +36,15 @@ class UnreadableError(Exception):
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files that declare a view; raise UnreadableError for a missing folder."""
+    """Return the files that may declare a view; raise UnreadableError for a missing folder."""
     try:
-        return sorted(each for each in folder.iterdir() if each.suffix == ".sql")
+        return sorted(each for each in folder.iterdir() if each.suffix in {".sql", PYTHON})
     except OSError as error:
         raise UnreadableError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
-def read(file: Path) -> Iterator[Given]:
-    """Yield what a file gives, its query last; raise UnreadableError."""
+def text_of(file: Path) -> str:
+    """Return a file's text; raise UnreadableError."""
     try:
         with file.open("rb") as opened:
             data = opened.read(_MAX_BYTES + 1)
@@ -54,7 +55,12 @@ def read(file: Path) -> Iterator[Given]:
         raise UnreadableError(f"{file}: not UTF-8 text") from error
     if len(data) > _MAX_BYTES:
         raise UnreadableError(f"{file}: larger than {_MAX_BYTES} bytes; not a query")
-    lines = text.splitlines(keepends=True)
+    return text
+
+
+def read(file: Path) -> Iterator[Given]:
+    """Yield what a file with SQL gives, its query last; raise UnreadableError."""
+    lines = text_of(file).splitlines(keepends=True)
     start = 0
     for number, line in enumerate(lines):
         if line.strip() and not line.lstrip().startswith("--"):

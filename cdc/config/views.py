@@ -1,4 +1,4 @@
-"""Maintained views in the configuration: SQL over captured tables (docs/VIEWS.md)."""
+"""Maintained views in the configuration: SQL or Python over captured tables (docs/VIEWS.md)."""
 
 from __future__ import annotations
 
@@ -35,3 +35,16 @@ class View(Section, frozen=True, kw_only=True):
             "(`cdc view explain` says which and why). `strict`: refused where they can't be."
         ),
     ] = "auto"
+
+
+class PythonView(View, frozen=True, kw_only=True):
+    """A view whose rows a function in Python makes: what `cdc.config.view_code` reads from a file.
+
+    Its `sql` is empty.
+    """
+
+    source: str  # of the file
+    is_transform: bool
+    reads: dict[str, str]  # by parameter: a table's or view's name, or a SELECT
+    by: tuple[str, ...]
+    columns: dict[str, str]  # their types in Postgres

@@ -146,7 +146,10 @@ def apply(
     sink.begin(applied.seq, tables, above)
     built = definitions.stored(sink, views.names)
     built.pop(rebuilt or "", None)
-    new = sum(sink.write(changes) for changes in views.view_changes(cut, built))
+    new = 0
+    for changes in views.view_changes(cut, built):
+        new += sink.write(changes)
+        failpoints.reach("view_written")
     for changes in more:
         sink.write(changes)
         failpoints.reach("view_drop_written")

@@ -20,7 +20,7 @@ import pyarrow as pa
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from lockstep.jobs.views import definitions, json_members
+from lockstep.jobs.views import code, code_frames, definitions, json_members
 from lockstep.jobs.views.definitions import DEFINITIONS, Definition
 from lockstep.jobs.views.plans import NEW, OLD, ViewPlan, plan
 from lockstep.jobs.views.quotients import NO_DIGITS
@@ -92,20 +92,7 @@ class ViewCuts(MirrorCuts):
         if not has_rows(cut):
             return
         plans = self.plans(after)
-        versions = self._versions(after.lsn)
-        with self._session() as spark, _translated():
-            spark.conf.set("spark.sql.ansi.enabled", "true")
-            json_members.register(spark)
-            tables = {
-                name: TableStates(
-                    spark,
-                    versions[name],
-                    cut.before and self.place(cut.before.versions, versions[name]),
-                    self.place(cut.after.versions, versions[name]),
-                    self._storage,
-                )
-                for name in sorted({each for view in plans for each in view.tables})
-            }
+        with self._working(cut, plans) as (spark, tables):
             for view in plans:
                 work = _Work(spark, view, tables, after)
                 is_built = _is_stored(view, stored)
@@ -114,6 +101,39 @@ class ViewCuts(MirrorCuts):
         changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
         if changed:
             yield definitions.changes(changed, after)
+
+    def every_row(self, name: str, applied: Applied) -> Iterator[bytes]:
+        """Yield a view's rows at a frontier, all computed from the mirror as it was there."""
+        frontiers = self._frontiers()
+        assert frontiers is not None, "the store was made from one"
+        cut = MirrorCut(None, self._at(frontiers, applied))
+        view = plan(name, self._config.views, self._versions(applied.lsn))
+        with self._working(cut, [view]) as (spark, tables):
+            for found in _Work(spark, view, tables, applied).changes(is_first=True, is_built=False):
+                yield from (change.row for change in found.changes if change.row is not None)
+
+    @contextmanager
+    def _working(
+        self, cut: MirrorCut, plans: Sequence[ViewPlan]
+    ) -> Iterator[tuple[SparkSession, dict[str, TableStates]]]:
+        """Give a session, and the states of the views' tables; translate errors of Spark's."""
+        versions = self._versions(cut.after.applied.lsn)
+        with self._session() as spark, _translated():
+            spark.conf.set("spark.sql.ansi.enabled", "true")
+            json_members.register(spark)
+            yield (
+                spark,
+                {
+                    name: TableStates(
+                        spark,
+                        versions[name],
+                        cut.before and self.place(cut.before.versions, versions[name]),
+                        self.place(cut.after.versions, versions[name]),
+                        self._storage,
+                    )
+                    for name in sorted({each for view in plans for each in view.tables})
+                },
+            )
 
     def place(self, versions: Mapping[str, int], table: Version) -> MirrorVersion | None:
         """Return where a table's mirror is, in one of these versions; None if it has none."""
@@ -150,6 +170,7 @@ class _Work:
             why = "its first cut" if is_first else "its definition has changed"
             self._decide("build", why if same else "columns of its tables have changed")
             self._register(NEW)
+            self._make(NEW)
             yield from self._built(replace=not is_first)
             return
         changed = [name for name, table in self._tables.items() if table.differ]
@@ -158,8 +179,11 @@ class _Work:
         self._register(NEW)
         self._register(OLD)
         test = self._restriction(changed)
-        if test is not None:
-            yield from self._differences(test)
+        if test is None:
+            return
+        self._make(OLD, test)
+        self._make(NEW, test)
+        yield from self._differences("" if self._view.code else test)
 
     def _decide(self, how: str, why: str) -> None:
         self.decision = Decision(self._view.name, how, why)
@@ -167,6 +191,13 @@ class _Work:
     def _register(self, state: str) -> None:
         for table in self._tables.values():
             table.register(state)
+        for view in self._view.made:
+            code_frames.register(self._spark, view, state)
+
+    def _make(self, state: str, test: str = "") -> None:
+        """Make the rows of a view in Python, of those of its inputs that the predicate allows."""
+        if self._view.code is not None:
+            code_frames.register(self._spark, self._view, state, test)
 
     def _restriction(self, changed: Sequence[str]) -> str | None:
         """Return the predicate for the affected rows; "" for all, None if there are none."""
@@ -180,7 +211,7 @@ class _Work:
                 continue
             self._tables[each.table].register(each.changed)
             anchors = self._spark.sql(each.sql)
-            found = anchors if found is None else found.union(anchors)
+            found = anchors if found is None else found.unionByName(anchors)
         assert found is not None, "each table has a probe, or needs a full recompute"
         anchors = found.distinct()
         rows = anchors.limit(MOST_ANCHORS + 1).toArrow()
@@ -312,6 +343,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if (of_code := code.reported(error)) is not None:
+            raise of_code from None  # Spark's error could quote values of rows
         if NO_DIGITS in str(error):
             raise ConfigError(
                 "a view has a quotient of more digits than a store has (docs/VIEWS.md)",

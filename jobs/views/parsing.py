@@ -15,11 +15,12 @@ from sqlglot.schema import MappingSchema
 
 from cdc.errors import ConfigError
 from cdc.events import table_name
+from lockstep.jobs.views.definitions import SCHEMA
 from lockstep.jobs.views.numbering import numbered
 from lockstep.jobs.views.refusing import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from lockstep.sinks.contract import Version
 
@@ -27,12 +28,21 @@ DIALECT = "postgres"
 PUBLIC = "public"
 
 
-def resolved(name: str, sqls: Mapping[str, str], versions: Mapping[str, Version]) -> exp.Query:
+def resolved(
+    name: str,
+    sqls: Mapping[str, str],
+    versions: Mapping[str, Version],
+    code: frozenset[str] = frozenset(),
+) -> exp.Query:
     """Return the query of a view, one of `sqls`, over tables of these versions.
 
-    Raises ConfigError if it is no single query, or names what does not exist.
+    The views `code` are tables to it, whose versions are among these. Raises ConfigError if it is
+    no single query, or names what does not exist.
     """
     query = _inlined(name, sqls, ())
+    for table in query.find_all(exp.Table):
+        if _is_named(table, code):
+            table.set("db", exp.to_identifier(SCHEMA))
     for table in query.find_all(exp.Table):
         _expect_table(table, versions, _ctes(table))
     schema: dict[str, Any] = {}
@@ -66,13 +76,29 @@ def tables(query: exp.Query) -> set[str]:
     }
 
 
+def column_names(query: exp.Query) -> set[str]:
+    """Return the names of all columns that a resolved query reads."""
+    return {column.name for column in query.find_all(exp.Column)}
+
+
 def named_views(name: str, sqls: Mapping[str, str]) -> list[str]:
     """Return the views that a view is made of, each after those that it names itself."""
     found = dict[str, None]()
     for table in _parsed(name, sqls[name]).find_all(exp.Table):
-        if not table.db and table.name in sqls and table.name not in _ctes(table):
+        if _is_named(table, sqls):
             found |= dict.fromkeys([*named_views(table.name, sqls), table.name])
     return list(found)
+
+
+def named_code(name: str, sqls: Mapping[str, str], code: frozenset[str]) -> list[str]:
+    """Return the views `code`, which are not SQL, that a view or one that it names is made of."""
+    named = _inlined(name, sqls, ()).find_all(exp.Table)
+    return list(dict.fromkeys(table.name for table in named if _is_named(table, code)))
+
+
+def _is_named(table: exp.Table, views: Container[str]) -> bool:
+    """Return whether a table in a query is one of these views."""
+    return not table.db and table.name in views and table.name not in _ctes(table)
 
 
 def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.Query:
@@ -84,7 +110,7 @@ def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.
         )
     query = _parsed(name, sqls[name])
     for table in list(query.find_all(exp.Table)):
-        if table.db or table.name not in sqls or table.name in _ctes(table):
+        if not _is_named(table, sqls):
             continue
         inner = _inlined(table.name, sqls, (*above, name))
         table.replace(exp.Subquery(this=inner, alias=_alias(table)))

@@ -88,7 +88,7 @@ class TableStates:
 
     def _read(self, place: MirrorVersion | None) -> DataFrame:
         if place is None:
-            return self._spark.createDataFrame([], self._schema())
+            return self._spark.createDataFrame([], f"{self._schema()}, {layout.SEQ} bigint")
         reader = self._spark.read.format("delta").option("versionAsOf", place.version)
         rows = reader.load(place.path)
         if layout.CURRENT in rows.columns:

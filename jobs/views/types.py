@@ -6,8 +6,10 @@ column, and nothing else, because its text does not compare as its values do.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cdc.errors import ConfigError
 from lockstep.sinks.contract import Column
 from lockstep.sinks.delta.types import MAX_PRECISION, DeltaType, delta_type
 
@@ -29,6 +31,11 @@ COMPARED: Final = frozenset({"bool", "numeric", "uuid", *INTEGERS, *FLOATS, *TEX
 # Values of these may be in `_exact`, where the column is NULL.
 INEXACT: Final = frozenset({"numeric", "money", *TIMES})
 UNKNOWN: Final = "unknown"  # of a quoted literal or NULL, until something decides
+# What a view in Python may return.
+_DECLARED: Final = (
+    "bool", "int2", "int4", "int8", "float8", "text", "date", "timestamp", "timestamptz",
+)  # fmt: skip
+_NUMERIC: Final = re.compile(r"numeric\((\d+), ?(\d+)\)")
 _SPARK: Final = {
     "short": "smallint", "integer": "int", "long": "bigint", "timestamp": "timestamp",
 }  # fmt: skip
@@ -66,6 +73,11 @@ class Type(NamedTuple):
         return _spark(self.delta)
 
     @property
+    def has_masked_values(self) -> bool:
+        """Whether values are masked, and say something all the same: which are equal."""
+        return self.mask is not None and self.mask.partition(":")[0] in {"hmac", "truncate"}
+
+    @property
     def title(self) -> str:
         """The type as messages name it."""
         size = self.size if self.name == "numeric" else None
@@ -97,6 +109,20 @@ def numeric(precision: int, scale: int, *, has_scale: bool = True) -> Type:
     """Return a numeric type."""
     assert precision <= MAX_PRECISION, "checked before"
     return Type("numeric", (precision << 16 | scale) + _OFFSET, has_scale=has_scale)
+
+
+def named(text: str) -> Type:
+    """Return the type that a view in Python declares; raise ConfigError for any other."""
+    found = _NUMERIC.fullmatch(text)
+    if found and int(found[2]) <= int(found[1]) <= MAX_PRECISION:
+        return numeric(int(found[1]), int(found[2]))
+    if text not in _DECLARED:
+        raise ConfigError(
+            f"there is no type {text} for a column of a view in Python",
+            hint=f"the types are {', '.join(_DECLARED)}, and numeric(p,s) with p up to"
+            f" {MAX_PRECISION}",
+        )
+    return Type(text)
 
 
 def of(column: Column) -> Type:

@@ -1,16 +1,23 @@
-"""A view's stored rows, in a form that Postgres can compare with its own answer."""
+"""A view's stored rows, in a form that Postgres can compare with its own answer.
+
+Postgres can't run a view in Python, and has not the masked values: such a view is compared with
+what the complete mirrors make.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cdc.source.answers import Question
+from cdc.source.answers import Differing, Question
 from lockstep.jobs.views.parsing import named_views
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cdc.config import Config
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.types import Type
@@ -35,6 +42,15 @@ def stored_rows(sink: Generations, view: ViewPlan) -> bytes:
     return msgspec.json.encode(
         [{name: _text(row[name], kind) for name, kind in view.columns.items()} for row in rows]
     )
+
+
+def differing(wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
+    """Return how many rows only the mirrors make, and how many only the store has."""
+    one, other = (
+        Counter(msgspec.json.encode(msgspec.json.decode(row), order="sorted") for row in rows)
+        for rows in (wanted, stored)
+    )
+    return Differing((one - other).total(), (other - one).total())
 
 
 def _text(value: Any, kind: Type) -> Any:  # noqa: ANN401 - of any type
