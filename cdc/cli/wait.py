@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import click
 
@@ -90,8 +90,6 @@ def _wait_with_reports(
     config: Config, client: Client, given: str, names: list[str] | None, timeout: float
 ) -> dict[str, FollowerRecord]:
     """Wait, and report every few seconds for what; a missing daemon is reported at once."""
-    from cdc.operate.commands.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
-
     deadline = time.monotonic() + timeout
     while True:
         left = max(0.0, deadline - time.monotonic())
@@ -99,14 +97,34 @@ def _wait_with_reports(
             return client.wait(given, names, min(left, REPORT_SECONDS))
         except LagError as error:
             late = cast("tuple[FollowerLag, ...]", error.lagging)
-            reads = daemon_streams(config)
-            if not reads:
-                error.hint = f"cdc run: no daemon reads the slot {config.slot}; then {error.hint}"
+            source = _source(config)
+            if source.why:
+                error.hint = f"{source.remedy}: {source.why}; then {error.hint}"
             if any(each.hopeless for each in late) or time.monotonic() >= deadline:
-                if not reads and error.exit_code == Exit.TEMPORARY:
+                if not source.is_read and error.exit_code == Exit.TEMPORARY:
                     error.exit_code = Exit.UNAVAILABLE
                 raise
-            reasons = "; ".join(f"{each.follower} {each.why}" for each in late)
-            print_waiting(
-                reasons if reads else f"no daemon reads the slot {config.slot}; {reasons}"
-            )
+            reasons = (f"{each.follower} {each.why}" for each in late)
+            print_waiting("; ".join(filter(None, (source.why, *reasons))))
+
+
+class _Source(NamedTuple):
+    """Whether somebody reads the source; if nothing is streamed, why, and what to do."""
+
+    is_read: bool
+    why: str = ""
+    remedy: str = ""
+
+
+def _source(config: Config) -> _Source:
+    from cdc.operate.commands.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
+    from cdc.snapshot.initial import due  # noqa: PLC0415 - as above
+
+    if daemon_streams(config):
+        return _Source(is_read=True)
+    state = due.state(config)
+    if state is not None and state.stage != "done":
+        what = "the initial snapshot is not finished, and nothing is streamed before"
+        return _Source(is_read=True, why=what, remedy="cdc status shows how far it is")
+    why = f"no daemon reads the slot {config.slot}"
+    return _Source(is_read=False, why=why, remedy="cdc run")

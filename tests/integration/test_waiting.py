@@ -107,3 +107,22 @@ def test_a_wait_for_followers_reports_that_no_daemon_runs(
     assert code == Exit.UNAVAILABLE
     assert f"· no daemon reads the slot {line.config.slot}; cache is" in err
     assert "what to do: cdc run: no daemon reads the slot" in err
+
+
+def test_a_wait_during_the_initial_snapshot_does_not_miss_a_daemon(
+    pipeline: NewPipeline,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cdc.cli.wait.REPORT_SECONDS", 0.5)
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        followers=FOLLOWERS,
+        snapshot={"mode": "initial"},
+    )
+    FakeFollower(line.config).apply(1)
+    code = run(["wait", "--for", "cache", "--timeout", "2s", "-c", str(line.config_file)])
+    err = capsys.readouterr().err
+    assert code == Exit.TEMPORARY
+    assert "· the initial snapshot is not finished, and nothing is streamed before; cache is" in err
+    assert "no daemon reads" not in err
