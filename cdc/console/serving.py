@@ -6,7 +6,6 @@ connections in number, so that a client that sends slowly keeps nobody out for l
 
 from __future__ import annotations
 
-import ipaddress
 import resource
 import socket
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cdc.config.meaning import is_loopback
 from cdc.console.app import build
 from cdc.console.collector import Collector
 from cdc.console.feed import Feed
@@ -154,13 +154,6 @@ def bind(listen: str, token: str | None) -> socket.socket:
             f"cannot listen on {listen}: {error.strerror or error}",
             hint="choose another --listen (port 0 takes a free one), or stop what listens there",
         ) from error
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address; a name may become any."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def serve(

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from cdc.daemon import timing
+from cdc.daemon.console import ConsoleProcess
 from cdc.daemon.pipeline import Pipeline
 from cdc.daemon.process_state import ProcessState
 from cdc.errors import CDCError, Exit, Policy, RereadError, SilentError, SlotBusyError, StoppedError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from cdc.config import Config
+    from cdc.operate.http import HttpServer
 
 log = logging.getLogger("cdc.daemon.process")
 
@@ -175,9 +177,22 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
     gc.collect()
     gc.freeze()
+    console = _console(config, config_file, server)
     try:
         return daemon.run()
     finally:
         followers.close()
+        if console:
+            console.close()
         if server:
             server.close()
+
+
+def _console(
+    config: Config, config_file: Path | None, server: HttpServer | None
+) -> ConsoleProcess | None:
+    """Start the console if one is configured."""
+    if not config.console.listen or config_file is None:
+        return None
+    host = config.http.listen.rpartition(":")[0]
+    return ConsoleProcess(config_file, f"{host}:{server.port}" if server else "")
