@@ -25,6 +25,7 @@ from cdc.operate.daemon_verdict import daemon_verdict
 from cdc.operate.followers import FollowersMonitor
 from cdc.operate.health import State
 from cdc.operate.http import serve
+from cdc.operate.webhooks import WebhooksMonitor
 from cdc.sequence.replay import HistoryError
 from cdc.snapshot.initial import session
 
@@ -172,6 +173,9 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     followers = FollowersMonitor(config, lambda: daemon.wal_end)
     daemon.metrics.followers = lambda: followers.statuses
     daemon.followed = lambda: followers.any_running
+    webhooks = WebhooksMonitor(config) if config.webhooks else None
+    if webhooks is not None:
+        daemon.metrics.webhooks = lambda: webhooks.statuses
     daemon.metrics.verdict = lambda: daemon_verdict(config, daemon.health, daemon.metrics)
     server = serve(config.http.listen, daemon.health, daemon.metrics)
     # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
@@ -182,6 +186,8 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
         return daemon.run()
     finally:
         followers.close()
+        if webhooks is not None:
+            webhooks.close()
         if console:
             console.close()
         if server:
