@@ -20,7 +20,16 @@ from cdc.daemon import timing
 from cdc.daemon.console import ConsoleProcess
 from cdc.daemon.pipeline import Pipeline
 from cdc.daemon.process_state import ProcessState
-from cdc.errors import CDCError, Exit, Policy, RereadError, SilentError, SlotBusyError, StoppedError
+from cdc.errors import (
+    CDCError,
+    Exit,
+    FencedError,
+    Policy,
+    RereadError,
+    SilentError,
+    SlotBusyError,
+    StoppedError,
+)
 from cdc.operate.daemon_verdict import daemon_verdict
 from cdc.operate.followers import FollowersMonitor
 from cdc.operate.health import State
@@ -141,7 +150,8 @@ class Daemon(ProcessState):
             if error.policy is Policy.SLOW:
                 seconds = SLOW_SECONDS
             self.to(State.RECONNECTING, error.what)
-            self.health.failed(error.what)
+            fenced = isinstance(error, FencedError)
+            self.health.failed(error.what, "fencing" if fenced else "reconnect")
             # A walsender that encodes a row of hundreds of megabytes sends nothing meanwhile: with
             # the same patience in each session that row would never be read.
             silent = isinstance(error, SilentError)

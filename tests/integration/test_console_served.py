@@ -20,6 +20,12 @@ def children(daemon: Daemon) -> list[psutil.Process]:
     return [each for each in found if "console" in each.cmdline()]
 
 
+def incidents(shown: ConsoleClient) -> set[str]:
+    """Return the kinds of what the console lists."""
+    measured = shown.get("/api/status")[1]["measured"]
+    return {each["kind"] for each in measured["incidents"]} if measured else set()
+
+
 def served(daemon: Daemon) -> ConsoleClient:
     wait_until(lambda: port_in(daemon.log), "the daemon reports no console")
     return ConsoleClient(port_in(daemon.log))
@@ -40,6 +46,12 @@ def test_a_daemon_serves_a_console_starts_it_again_and_ends_it(pipeline: NewPipe
     wait_until(lambda: served(daemon).ask("/")[0] == 200, "it does not answer")
     assert daemon.state == "streaming"
     assert daemon.metric("lockstep_reconnects_total") == 0
+    line.database.execute(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+        f" WHERE slot_name = '{line.config.slot}'"
+    )
+    wait_until(lambda: "reconnect" in incidents(served(daemon)), "the reconnect is not shown")
+    daemon.wait_ready()
     [second] = children(daemon)
     began = time.monotonic()
     assert daemon.term() == 0

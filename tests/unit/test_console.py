@@ -12,8 +12,15 @@ import pytest
 from cdc.config import load
 from cdc.console import explain, feed, flow, serving
 from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
+from cdc.console.incidents import Incidents
+from cdc.console.latency import Lateness
 from cdc.errors import ConfigError
 from cdc.log.tail import Arrivals, Arrived, Sample
+from cdc.operate.findings import Level
+from cdc.operate.followers import FollowerStatus
+from cdc.operate.status import Status
+from cdc.operate.verdict import Verdict
+from tests.fixtures.reported import reported
 
 _TOKEN = "0123456789abcdef0123456789abcdef"
 _PAGE = Path(explain.__file__).parent / "page"
@@ -212,7 +219,8 @@ def test_a_long_value_is_cut_and_a_short_one_is_as_it_is(followed: feed.Feed) ->
 
 
 def point(at: float, seq: int | None, lag: float | None = 0.0) -> flow.Point:
-    return flow.Point(at, seq, seq, seq, lag, {} if seq is None else {"cache": (seq, lag)})
+    followers = {} if seq is None else {"cache": (seq, lag)}
+    return flow.Point(at, seq, seq, seq, lag, followers, Lateness({0: 1}))
 
 
 def test_a_rate_is_over_ten_seconds_and_unknown_is_not_zero() -> None:
@@ -239,3 +247,60 @@ def test_the_chart_is_of_the_last_hour_and_ends_with_the_newest() -> None:
     assert max(chart["seconds_ago"]) <= 3_600
     assert set(chart["events_per_second"]) == {3.0}
     assert chart["follower_lag_seconds"]["cache"][-1] == 8_998.0
+    assert chart["hour"] == {
+        "seconds": 3_600.0, "events_per_second": 3.0, "late_p50_ms": 1.0, "late_p99_ms": 1.0
+    }  # fmt: skip
+
+
+def test_percentiles_of_parts_are_those_of_all_and_right_to_a_tenth() -> None:
+    parts = [Lateness(), Lateness()]
+    for number in range(1, 1_001):
+        parts[number % 2].note(float(number))
+    both = Lateness(parts[0])
+    both.update(parts[1])
+    assert both.percentile(0.5) == pytest.approx(500, rel=0.1)
+    assert both.percentile(0.99) == pytest.approx(990, rel=0.1)
+    both.note(-5.0)  # a clock that was set back
+    both.note(1e15)
+    assert len(both) < 150
+    assert Lateness().percentile(0.5) is None
+
+
+# -- incidents -----------------------------------------------------------------------------------
+
+
+def measured(level: Level, **changed: Any) -> Status:  # noqa: ANN401 - a status's fields
+    fields: dict[str, Any] = dict.fromkeys(Status._fields)
+    lists = ("followers", "incremental_snapshots", "incomplete_topics")
+    fields |= {name: [] for name in lists}
+    return Status(**fields | {"verdict": Verdict(level, f"{level.value}: a sentence")} | changed)
+
+
+def follower(**changed: Any) -> FollowerStatus:  # noqa: ANN401 - a report's fields
+    return FollowerStatus("cache", reported(**changed), None, None)
+
+
+def test_incidents_are_listed_once_with_their_cause_the_newest_first() -> None:
+    found = Incidents()
+    daemon = {"incidents": [{"at_us": 5, "kind": "reconnect", "what": "Kafka does not answer"}]}
+    for _ in range(3):
+        found.add(measured(Level.OK, daemon=daemon, followers=[follower()]))
+    [only] = found.listed()
+    assert only == {"at_us": 5, "kind": "reconnect", "what": "Kafka does not answer"}
+    full = follower(state="halted", what="the store is full", generation=2)
+    for _ in range(2):
+        found.add(measured(Level.FAILED, followers=[full]))
+    kinds = {each["kind"]: each["what"] for each in found.listed()}
+    assert kinds["verdict"] == "failed: a sentence"
+    assert kinds["rebuild"].endswith("as generation 2")
+    assert kinds["follower"] == "cache is halted: the store is full"
+    assert found.listed()[-1] == only
+    assert len(found.listed()) == 4
+
+
+def test_incidents_are_bounded_and_the_newest_stay() -> None:
+    found = Incidents()
+    for at in range(1_000):
+        daemon = {"incidents": [{"at_us": at, "kind": "reconnect", "what": "again"}]}
+        found.add(measured(Level.OK, daemon=daemon))
+    assert [each["at_us"] for each in found.listed()] == list(range(999, 799, -1))

@@ -74,7 +74,16 @@ function showStatus(found) {
   stores = status.followers;
   flow(status, measured.rates);
   slot(status, measured.slot);
+  incidents(measured.incidents);
   webhooks(status.webhooks);
+}
+
+function incidents(found) {
+  by("incidents").replaceChildren(...found.map((each) => element("li", {},
+    element("div", { class: "head" }, element("span", { class: "kind" }, each.kind),
+      element("time", { class: "quiet", datetime: new Date(each.at_us / 1000).toISOString() }, new Date(each.at_us / 1000).toLocaleString())),
+    element("div", {}, each.what))));
+  if (!found.length) by("incidents").replaceChildren(element("li", { class: "quiet" }, "none since the console started"));
 }
 
 function webhooks(found) {
@@ -154,7 +163,16 @@ function showChart(found) {
   const lines = [line("Events/s into the log", ago, found.events_per_second, (value) => value.toFixed(1))];
   if (found.lag_seconds.some((value) => value !== null)) lines.push(line("Lag of the log", ago, found.lag_seconds, duration));
   for (const [name, lags] of Object.entries(found.follower_lag_seconds)) lines.push(line(`Lag of ${name}`, ago, lags, duration));
-  by("chart").replaceChildren(...lines);
+  const late = (value) => duration(value / 1000), hour = found.hour;
+  if (found.late_p50_ms.some((value) => value !== null)) {
+    lines.splice(1, 0, line("From commit to log, p50", ago, found.late_p50_ms, late), line("From commit to log, p99", ago, found.late_p99_ms, late));
+  }
+  const all = definitions([
+    ["measured for", duration(hour.seconds)],
+    ["throughput", hour.events_per_second === null ? "measuring" : rate(hour.events_per_second, "events/s")],
+    ["commit to log", hour.late_p50_ms === null ? "no event yet" : `p50 ${late(hour.late_p50_ms)}, p99 ${late(hour.late_p99_ms)}`],
+  ]);
+  by("chart").replaceChildren(all, ...lines);
 }
 
 function showTables({ tables, since_ms }) {
