@@ -20,6 +20,7 @@ _LISTEN: Final = "127.0.0.1:8600"
     epilog=example(
         "cdc console",
         "cdc console --listen 127.0.0.1:9000",
+        "cdc console --allow-actions",
         "cdc console --listen 0.0.0.0:8600 --token-file token --host cdc.example.com",
     )
 )
@@ -43,6 +44,13 @@ _LISTEN: Final = "127.0.0.1:8600"
     help="Another name by which it is called, such as a proxy's, in addition to console.hosts. May "
     "be repeated.",
 )
+@click.option(
+    "--allow-actions",
+    "acts",
+    is_flag=True,
+    help="Let every viewer run the commands that the page shows: snapshot, pause, resume, stop, "
+    "rebuild, and send or discard what was given up.",
+)
 @click.option("--child", is_flag=True, hidden=True, help="As `cdc run` starts it.")
 def console(
     config: Config,
@@ -50,14 +58,15 @@ def console(
     listen: str | None,
     token_file: Path | None,
     hosts: tuple[str, ...],
+    acts: bool,
     child: bool,
 ) -> None:
     """Show the pipeline in a browser, until Ctrl-C: verdict, flow, slot, tables and changes.
 
-    Read-only, and a process of its own: it measures as `cdc status` does, in the background, reads
-    the log as `cdc tail` does, and works while Postgres, Kafka or the daemon is down. With
-    console.listen `cdc run` serves it, too. Needs the extra `console`. See docs/CONSOLE.md; for its
-    streams of tables, docs/PUSH.md.
+    Read-only without --allow-actions, and a process of its own: it measures as `cdc status` does,
+    in the background, reads the log as `cdc tail` does, and works while Postgres, Kafka or the
+    daemon is down. With console.listen `cdc run` serves it, too. Needs the extra `console`. See
+    docs/CONSOLE.md; for its streams of tables, docs/PUSH.md.
     """
     from cdc.runtime import extras  # noqa: PLC0415 - not for --help
 
@@ -85,6 +94,6 @@ def console(
             next_step("open it in a browser; Ctrl-C ends it")
         sys.stdout.flush()
 
-    path = Path(click.get_current_context().params["config_path"])
+    path = Path(click.get_current_context().params["config_path"]).absolute()
     names = (*given.hosts, *hosts)
-    serving.serve(config, path, listening, names, token, started=started)
+    serving.serve(config, path, listening, names, token, acts=acts, started=started)

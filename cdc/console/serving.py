@@ -163,15 +163,20 @@ def serve(
     names: Sequence[str],
     token: str | None,
     *,
+    acts: bool = False,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until a signal; `names` are those of a proxy in front of it."""
+    """Serve until a signal; `names` are those of a proxy in front of it.
+
+    `acts`: whether viewers may run commands.
+    """
     host = str(listening.getsockname()[0])
     feed = Feed(config)
     feed.start()
     collector = Collector(config, feed)
     streams = Streams(config)
-    app = build(config, config_path, collector, feed, streams, {*LOOPBACK, host, *names}, token)
+    hosts = {*LOOPBACK, host, *names}
+    app = build(config, config_path, collector, feed, streams, hosts, token, acts=acts)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

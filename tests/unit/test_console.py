@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc.config import load
-from cdc.console import explain, feed, flow, serving
+from cdc.config import Config, Log, Source, load
+from cdc.config.followers import Follower
+from cdc.config.webhooks import Webhook
+from cdc.console import actions, commands, explain, feed, flow, serving
 from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
 from cdc.console.incidents import Incidents
 from cdc.console.latency import Lateness
@@ -23,6 +26,13 @@ from cdc.operate.verdict import Verdict
 from tests.fixtures.reported import reported
 
 _TOKEN = "0123456789abcdef0123456789abcdef"
+_ACTS = Config(
+    pipeline="p",
+    source=Source(dsn=""),
+    log=Log(bootstrap_servers=""),
+    followers={"cache": Follower()},
+    webhooks={"hook": Webhook(url="https://x", secrets=("s",), tables=("public.t",))},
+)
 _PAGE = Path(explain.__file__).parent / "page"
 
 
@@ -133,11 +143,53 @@ def test_host_names_are_read_without_their_ports() -> None:
 
 
 def test_the_error_of_a_command_is_shown_and_a_bugs_places_are_not() -> None:
-    found = explain.error_of(b"noise: 1\ncdc: no such key\nwhat to do: give all columns\n")
+    found = commands.error_of(
+        "history", b"noise: 1\ncdc: no such key\nwhat to do: give all columns\n"
+    )
     assert (found.what, found.hint) == ("no such key", "give all columns")
-    assert explain.error_of(b"archived: a bug in Lockstep:\n/x.py:1\n").what == (
+    assert commands.error_of("history", b"archived: a bug in Lockstep:\n/x.py:1\n").what == (
         "cdc history has failed"
     )
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "number", "command"),
+    [
+        ("snapshot", "public.t", "", "cdc snapshot start public.t"),
+        ("snapshot", "public.<img src=x>", "", "cdc snapshot start 'public.<img src=x>'"),
+        ("pause", "", "", "cdc snapshot pause"),
+        ("resume", "", "3f9a", "cdc snapshot resume 3f9a"),
+        ("rebuild", "cache", "", "cdc rebuild cache"),
+        ("send", "hook", "p-1-7", "cdc webhook send hook p-1-7"),
+        ("discard", "queue.a.b", "p-1-7", "cdc queue discard --yes a.b p-1-7"),
+    ],
+)
+def test_an_action_is_a_command(action: str, target: str, number: str, command: str) -> None:
+    assert shlex.join(("cdc", *actions.words_of(_ACTS, action, target, number))) == command
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "number"),
+    [
+        ("snapshot", "", ""),
+        ("snapshot", "--initial", ""),
+        ("snapshot", "a.b\nc", ""),
+        ("snapshot", "x" * 1_001, ""),
+        ("pause", "", "--help"),
+        ("pause", "", "a b"),
+        ("rebuild", "other", ""),
+        ("rebuild", "cache", "--drop-old"),
+        ("send", "other", "p-1-7"),
+        ("send", "hook", ""),
+        ("discard", "group.x", "p-1-7"),
+        ("discard", "webhook.", "p-1-7"),
+        ("teardown", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_what_is_no_action_is_refused(action: str, target: str, number: str) -> None:
+    with pytest.raises(ConfigError):
+        actions.words_of(_ACTS, action, target, number)
 
 
 # -- the feed ------------------------------------------------------------------------------------

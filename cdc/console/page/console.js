@@ -1,6 +1,7 @@
 // Asks the console's API every two seconds and draws what it answers. The verdict is the server's
 // own; the page only ever makes it worse: what is old or does not answer is unknown, never green.
 
+import { offerTables, showActions, start } from "./act.js";
 import { bar, definitions, duration, element, line, number, rate, shape, size } from "./draw.js";
 import { follow, versions } from "./tail.js";
 
@@ -20,8 +21,8 @@ if (given) {
   history.replaceState(null, "", location.pathname);
 }
 
-async function request(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: token ? { authorization: `Bearer ${token}` } : {}, credentials: "omit", redirect: "error" });
+async function request(path, options = {}, headers = {}) {
+  const answer = await fetch(path, { ...options, headers: token ? { ...headers, authorization: `Bearer ${token}` } : headers, credentials: "omit", redirect: "error" });
   if (answer.status === 401) ask(token ? "this token is not accepted" : "");
   return answer;
 }
@@ -74,6 +75,7 @@ function showStatus(found) {
   stores = status.followers;
   flow(status, measured.rates);
   slot(status, measured.slot);
+  showActions(status, found.actions);
   incidents(measured.incidents);
   webhooks(status.webhooks);
 }
@@ -176,6 +178,7 @@ function showChart(found) {
 }
 
 function showTables({ tables, since_ms }) {
+  offerTables(tables);
   const wanted = by("tables-filter").value.trim();
   const found = tables.filter((each) => each.name.includes(wanted));
   const since = new Date(since_ms ?? 0).toLocaleTimeString();
@@ -241,5 +244,6 @@ async function refresh() {
   }
 }
 
+start(request);
 refresh();
 setInterval(() => { if (by("login").hidden) refresh(); }, EVERY_MS);
