@@ -113,7 +113,7 @@ def test_every_panel_shows_live_data_as_text_and_nothing_leaves_the_machine(
     assert "of WAL" in text(browser, "#slot")
     assert "cdc webhook run hook" in text(browser, "#webhooks")
     assert "failed: " in text(browser, "#incidents")
-    assert f"public.{_EVIL}" in text(browser, "#tables")
+    wait_until(lambda: f"public.{_EVIL}" in text(browser, "#tables"), "the table is not listed")
     tail = text(browser, "#tail")
     assert f"public.{_EVIL}" in tail
     assert "<script>alert(2)</script>" in tail
@@ -124,6 +124,7 @@ def test_every_panel_shows_live_data_as_text_and_nothing_leaves_the_machine(
     wait_until(lambda: chosen in text(browser, "#dead"), "the dead letter is not shown")
     assert "HTTP 400 <b>no</b>" in text(browser, "#dead")
     assert f"cdc webhook send hook {chosen}" in text(browser, "#dead")
+    click(browser, "#dead-title ~ details:last-of-type summary")
     click(browser, "#large-list")
     wait_until(lambda: "there are none" in text(browser, "#large"), "the list does not arrive", 60)
     click(browser, "#tail button.link")
@@ -178,14 +179,12 @@ def test_everything_is_reached_by_keyboard_and_keeps_the_focus(page: Page, brows
         " each.dataset.reached = ++number; return number;"
     )
     browser.execute_script("document.activeElement?.blur(); window.scrollTo(0, 0)")
-    reached, seen = (
-        set[str](),
-        (
-            "const at = document.activeElement, style = getComputedStyle(at);"
-            "return [at.dataset.reached ?? '', at.closest('#tail') !== null,"
-            " style.outlineStyle !== 'none' && style.outlineWidth !== '0px']"
-        ),
+    seen = (
+        "const at = document.activeElement, style = getComputedStyle(at);"
+        "return [at.dataset.reached ?? '', at.closest('#tail') !== null,"
+        " style.outlineStyle !== 'none' && style.outlineWidth !== '0px']"
     )
+    reached = set[str]()
     for _ in range(wanted + 400):
         ActionChains(browser).send_keys(Keys.TAB).perform()
         number, in_tail, outlined = browser.execute_script(seen)
