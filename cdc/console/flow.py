@@ -72,9 +72,7 @@ class Measured:
         return {
             "hour": {
                 "seconds": round(now - points[0].at, 1) if points else 0.0,
-                "events_per_second": _between(points[0], points[-1], points[0].seq, points[-1].seq)
-                if points
-                else None,
+                "events_per_second": _throughput(points),
                 "late_p50_ms": hour.percentile(0.5),
                 "late_p99_ms": hour.percentile(0.99),
             },
@@ -104,6 +102,18 @@ def _late(points: Iterable[Point]) -> Lateness:
     for each in points:
         found.update(each.late)
     return found
+
+
+def _throughput(points: Iterable[Point]) -> float | None:
+    """Return events a second between the first point with a known seq and the last.
+
+    A log that was started over counts from there. None before there are two.
+    """
+    known = [(each.at, each.seq) for each in points if each.seq is not None]
+    if len(known) < 2:  # noqa: PLR2004 - a rate is between two
+        return None
+    written = sum(max(0, b - a) for (_, a), (_, b) in pairwise(known))
+    return round(written / (known[-1][0] - known[0][0]), 3)
 
 
 def _seq(point: Point, name: str) -> int | None:

@@ -84,6 +84,28 @@ def test_a_page_of_another_site_gets_no_data_even_without_an_origin() -> None:
     assert ask("/", sec_fetch_site="cross-site")[0] == 200  # a link to the console
 
 
+def test_what_changes_something_is_asked_for_by_the_page() -> None:
+    """A form of another site sends none of these headers, and its own origin."""
+    page = {
+        "origin": "http://localhost:8600",
+        "content_type": "application/json",
+        "x_lockstep_console": "1",
+    }
+    assert ask("/api/act", **page)[0] == 200
+    assert ask("/api/act", **page, sec_fetch_site="same-origin")[0] == 200
+    for name in page:
+        lacking = {each: value for each, value in page.items() if each != name}
+        assert ask("/api/act", **lacking)[0] == 403, name
+    for name, value in (
+        ("origin", "http://evil.example"),
+        ("content_type", "text/plain"),
+        ("x_lockstep_console", "0"),
+    ):
+        assert ask("/api/act", **page | {name: value})[0] == 403, name
+    assert ask("/api/act", **page, sec_fetch_site="none")[0] == 403
+    assert ask("/api/act", _TOKEN, **page)[0] == 401
+
+
 def test_data_needs_the_token_and_the_page_does_not() -> None:
     assert ask("/", _TOKEN)[0] == 200
     for given in ("", "Bearer", f"Basic {_TOKEN}", f"Bearer {_TOKEN[:-1]}", f"Bearer {_TOKEN}é"):
@@ -302,6 +324,18 @@ def test_the_chart_is_of_the_last_hour_and_ends_with_the_newest() -> None:
     assert chart["hour"] == {
         "seconds": 3_600.0, "events_per_second": 3.0, "late_p50_ms": 1.0, "late_p99_ms": 1.0
     }  # fmt: skip
+
+
+def test_throughput_begins_where_the_log_is_known_and_outlives_a_new_log() -> None:
+    measured = flow.Measured()
+    measured.add(point(0.0, None, None))
+    measured.add(point(10.0, 100))
+    assert measured.chart()["hour"]["events_per_second"] is None
+    measured.add(point(20.0, 300))
+    assert measured.chart()["hour"]["events_per_second"] == 20.0
+    measured.add(point(30.0, 5))
+    measured.add(point(40.0, 105))
+    assert measured.chart()["hour"]["events_per_second"] == 10.0
 
 
 def test_percentiles_of_parts_are_those_of_all_and_right_to_a_tenth() -> None:

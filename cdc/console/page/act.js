@@ -41,7 +41,7 @@ function rows() {
     const given = () => (isNumber ? ["", input.value.trim()] : [input.value.trim(), ""]);
     const show = () => {
       const [target, id] = given();
-      shown.textContent = command(action, target || (isNumber ? "" : "…"), id);
+      shown.textContent = target || isNumber ? command(action, target, id) : `${command(action, "", "")} …`;
       button.disabled = !allowed || !(target || isNumber);
     };
     input.addEventListener("input", show);

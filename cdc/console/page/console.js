@@ -174,7 +174,7 @@ function showChart(found) {
     ["throughput", hour.events_per_second === null ? "measuring" : rate(hour.events_per_second, "events/s")],
     ["commit to log", hour.late_p50_ms === null ? "no event yet" : `p50 ${late(hour.late_p50_ms)}, p99 ${late(hour.late_p99_ms)}`],
   ]);
-  by("chart").replaceChildren(all, ...lines);
+  by("chart").replaceChildren(all, element("div", { class: "lines" }, ...lines));
 }
 
 function showTables({ tables, since_ms }) {
