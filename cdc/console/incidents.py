@@ -66,7 +66,7 @@ def _changes(before: Status | None, after: Status) -> Iterator[Incident]:
     """Yield what is different since the previous measurement."""
     now_us = time.time_ns() // 1_000
     was = before.verdict.level if before else Level.OK
-    if after.verdict.level is not was or (before is None and was is not Level.OK):
+    if after.verdict.level is not was:
         yield Incident(now_us, "verdict", after.verdict.sentence)
     if before is None:
         return
@@ -76,8 +76,9 @@ def _changes(before: Status | None, after: Status) -> Iterator[Incident]:
             yield Incident(now_us, "log", f"a new epoch of the log: {new.epoch}")
         if new.timeline != old.timeline:
             yield Incident(now_us, "failover", f"the source is on timeline {new.timeline}")
-        owner = after.resume[1].owner
-        if owner != before.resume[1].owner:
+        previous_owner, owner = before.resume[1].owner, after.resume[1].owner
+        # The first daemon after `cdc setup` replaces none.
+        if owner != previous_owner and not previous_owner.endswith(":setup"):
             yield Incident(now_us, "fencing", f"another daemon writes to the log: {owner}")
     known = {each.name for each in before.incomplete_topics}
     for topic in after.incomplete_topics:
@@ -93,7 +94,7 @@ def _of_follower(
 ) -> Iterator[Incident]:
     if was is None or was.record is None or now.record is None:
         return
-    if now.record.generation != was.record.generation:
+    if was.record.generation not in {0, now.record.generation}:  # 0: not built yet
         what = f"{now.name}'s store was built again, as generation {now.record.generation}"
         yield Incident(now_us, "rebuild", what)
     if now.state != was.state and now.state in {"halted", "not_running", "rebuilding", "waiting"}:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -382,6 +383,17 @@ def test_incidents_are_listed_once_with_their_cause_the_newest_first() -> None:
     assert kinds["follower"] == "cache is halted: the store is full"
     assert found.listed()[-1] == only
     assert len(found.listed()) == 4
+
+
+def test_the_first_generation_and_the_first_daemon_are_no_incidents() -> None:
+    found = Incidents()
+    log = SimpleNamespace(epoch=1, timeline=1)
+    for generation, owner in ((0, "here:1:setup"), (1, "here:2:daemon")):
+        resume = (log, SimpleNamespace(owner=owner))
+        found.add(measured(Level.OK, resume=resume, followers=[follower(generation=generation)]))
+    assert found.listed() == []
+    found.add(measured(Level.OK, resume=(log, SimpleNamespace(owner="there:1:daemon"))))
+    assert [each["kind"] for each in found.listed()] == ["fencing"]
 
 
 def test_incidents_are_bounded_and_the_newest_stay() -> None:

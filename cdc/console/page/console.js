@@ -167,7 +167,7 @@ function showChart(found) {
   for (const [name, lags] of Object.entries(found.follower_lag_seconds)) lines.push(line(`Lag of ${name}`, ago, lags, duration));
   const late = (value) => duration(value / 1000), hour = found.hour;
   if (found.late_p50_ms.some((value) => value !== null)) {
-    lines.splice(1, 0, line("From commit to log, p50", ago, found.late_p50_ms, late), line("From commit to log, p99", ago, found.late_p99_ms, late));
+    lines.splice(1, 0, line("Commit to log, p50", ago, found.late_p50_ms, late), line("Commit to log, p99", ago, found.late_p99_ms, late));
   }
   const all = definitions([
     ["measured for", duration(hour.seconds)],
