@@ -77,8 +77,7 @@ def _changes(before: Status | None, after: Status) -> Iterator[Incident]:
         if new.timeline != old.timeline:
             yield Incident(now_us, "failover", f"the source is on timeline {new.timeline}")
         previous_owner, owner = before.resume[1].owner, after.resume[1].owner
-        # The first daemon after `cdc setup` replaces none.
-        if owner != previous_owner and not previous_owner.endswith(":setup"):
+        if owner != previous_owner and _is_daemon(previous_owner) and _is_daemon(owner):
             yield Incident(now_us, "fencing", f"another daemon writes to the log: {owner}")
     known = {each.name for each in before.incomplete_topics}
     for topic in after.incomplete_topics:
@@ -87,6 +86,11 @@ def _changes(before: Status | None, after: Status) -> Iterator[Incident]:
     previous = {each.name: each for each in before.followers}
     for follower in after.followers:
         yield from _of_follower(now_us, previous.get(follower.name), follower)
+
+
+def _is_daemon(owner: str) -> bool:
+    """Return whether a daemon wrote the record, and not `cdc setup` or an initial snapshot."""
+    return not owner.endswith((":setup", ":snapshot"))
 
 
 def _of_follower(

@@ -388,11 +388,12 @@ def test_incidents_are_listed_once_with_their_cause_the_newest_first() -> None:
 def test_the_first_generation_and_the_first_daemon_are_no_incidents() -> None:
     found = Incidents()
     log = SimpleNamespace(epoch=1, timeline=1)
-    for generation, owner in ((0, "here:1:setup"), (1, "here:2:daemon")):
+    owners = ("here:1:setup", "here:1:snapshot", "here:2:5f0c")
+    for generation, owner in zip((0, 0, 1), owners, strict=True):
         resume = (log, SimpleNamespace(owner=owner))
         found.add(measured(Level.OK, resume=resume, followers=[follower(generation=generation)]))
     assert found.listed() == []
-    found.add(measured(Level.OK, resume=(log, SimpleNamespace(owner="there:1:daemon"))))
+    found.add(measured(Level.OK, resume=(log, SimpleNamespace(owner="there:1:77aa"))))
     assert [each["kind"] for each in found.listed()] == ["fencing"]
 
 
