@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -76,6 +77,8 @@ def console(
     from cdc.operate.logs import setup_logging  # noqa: PLC0415 - as above
     from cdc.runtime import waiting  # noqa: PLC0415 - as above
 
+    # A crash below Python would end it without a message.
+    faulthandler.enable()
     waiting.show_with(None)  # the page shows it
     # The daemon puts a child's lines into its own log.
     setup_logging(config.log_level, as_json=False if child else None)

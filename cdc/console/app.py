@@ -22,7 +22,6 @@ from starlette.routing import Route
 from cdc import __version__
 from cdc.console.actions import Actions
 from cdc.console.collector import STALE_SECONDS
-from cdc.console.dead import DeadLetters
 from cdc.console.explain import Explainer
 from cdc.console.feed import Filter
 from cdc.console.guard import Guard
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.console.collector import Collector
+    from cdc.console.dead import DeadLetters
     from cdc.console.feed import Feed
     from cdc.console.stream import Streams
 
@@ -66,6 +66,7 @@ def build(
     collector: Collector,
     feed: Feed,
     streams: Streams,
+    dead: DeadLetters,
     hosts: Collection[str],
     token: str | None,
     *,
@@ -73,7 +74,7 @@ def build(
 ) -> ASGIApp:
     """Return the guarded application; `acts`: whether viewers may run commands."""
     actions = Actions(config, config_path) if acts else None
-    console = _Console(config, config_path, collector, feed, actions)
+    console = _Console(config, config_path, collector, feed, dead, actions)
     routes = [
         *(Route(path, _file(*file)) for path, file in _PAGE.items()),
         Route("/api/status", console.status),
@@ -135,13 +136,14 @@ class _Console:
         config_path: Path,
         collector: Collector,
         feed: Feed,
+        dead: DeadLetters,
         actions: Actions | None,
     ) -> None:
         self._config = config
         self._collector = collector
         self._feed = feed
         self._explainer = Explainer(config_path)
-        self._dead = DeadLetters(config, config_path)
+        self._dead = dead
         self._actions = actions
         self._viewers = 0
 

@@ -34,6 +34,11 @@ class DeadLetters:
         self._turn = asyncio.Lock()
         self._large_turn = asyncio.Lock()
 
+    def close(self) -> None:
+        """Close the consumer, once no request is answered any more."""
+        if self._readings is not None:
+            self._readings.close()
+
     async def given_up(self) -> dict[str, Any]:
         """Return what webhooks and queues gave up and what was decided; raise CDCError."""
         async with self._turn:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cdc.config.meaning import is_loopback
 from cdc.console.app import build
 from cdc.console.collector import Collector
+from cdc.console.dead import DeadLetters
 from cdc.console.feed import Feed
 from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES
 from cdc.console.stream import CONNECTION, MOST_STREAMS, Streams
@@ -175,8 +176,9 @@ def serve(
     feed.start()
     collector = Collector(config, feed)
     streams = Streams(config)
+    dead = DeadLetters(config, config_path)
     hosts = {*LOOPBACK, host, *names}
-    app = build(config, config_path, collector, feed, streams, hosts, token, acts=acts)
+    app = build(config, config_path, collector, feed, streams, dead, hosts, token, acts=acts)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -203,6 +205,7 @@ def serve(
         collector.close()
         feed.close()
         streams.close()
+        dead.close()
 
 
 def _allow_files() -> None:
