@@ -68,7 +68,7 @@ def take(home: Path) -> None:
             picture(browser, "hour.png", "#chart-title", "#chart-title", of_panel=True)
             picture(browser, "actions.png", "#dead-title", "#actions", of_panel=True)
             picture(browser, "changes.png", "#tail-title", "#tail-title", of_panel=True)
-            wait(lambda: is_near(console), "the lag of the followers does not become short again")
+            wait(lambda: console.verdict()["level"] == "ok", "the pipeline is not well again")
             show_as(browser, 1120, dark=True)
             picture(browser, "dark.png", "header", ".columns")
             show_as(browser, 320, 640)

@@ -24,11 +24,10 @@ from cdc.console.actions import Actions
 from cdc.console.collector import STALE_SECONDS
 from cdc.console.explain import Explainer
 from cdc.console.feed import Filter
-from cdc.console.guard import Guard
 from cdc.errors import CDCError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from starlette.requests import Request
@@ -67,12 +66,10 @@ def build(
     feed: Feed,
     streams: Streams,
     dead: DeadLetters,
-    hosts: Collection[str],
-    token: str | None,
     *,
     acts: bool,
 ) -> ASGIApp:
-    """Return the guarded application; `acts`: whether viewers may run commands."""
+    """Return the application, without its guard; `acts`: whether viewers may run commands."""
     actions = Actions(config, config_path) if acts else None
     console = _Console(config, config_path, collector, feed, dead, actions)
     routes = [
@@ -87,7 +84,7 @@ def build(
         Route("/api/act", console.act, methods=["POST"]),
         Route("/stream/{table:path}", streams.endpoint),
     ]
-    return Guard(Starlette(routes=routes), hosts, token)
+    return Starlette(routes=routes)
 
 
 def _file(name: str, kind: str) -> Any:  # noqa: ANN401 - an endpoint

@@ -20,7 +20,7 @@ from cdc.console.app import build
 from cdc.console.collector import Collector
 from cdc.console.dead import DeadLetters
 from cdc.console.feed import Feed
-from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES
+from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES, Guard
 from cdc.console.stream import CONNECTION, MOST_STREAMS, Streams
 from cdc.errors import ConfigError
 
@@ -178,10 +178,10 @@ def serve(
     streams = Streams(config)
     dead = DeadLetters(config, config_path)
     hosts = {*LOOPBACK, host, *names}
-    app = build(config, config_path, collector, feed, streams, dead, hosts, token, acts=acts)
+    app = build(config, config_path, collector, feed, streams, dead, acts=acts)
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            Guard(app, hosts, token),
             http=_Protocol,
             ws="none",
             lifespan="off",
