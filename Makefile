@@ -35,7 +35,7 @@ LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SN
   LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000
 
 .PHONY: help python setup setup-demo demo up down test test-long test-containers lint check bench bench-against \
-  campaign cluster majors docs lock clean
+  campaign cluster majors docs screenshots lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
@@ -108,6 +108,9 @@ majors: setup ## every case, failovers, prepared transactions, lost slots on Pos
 docs: setup ## build the documentation as a site in build/site, and check its links
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -f scripts/mkdocs.yml
 	@echo build/site/index.html
+
+screenshots: setup ## take the pictures of the console in docs/console/ from the demo (needs chromium, chromium-driver)
+	@$(BIN)/python -m scripts.screenshots
 
 lock: setup ## renew the lock files from pyproject.toml (ARGS=--keep keeps the versions that they have)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py $(ARGS)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = "hatchling\neditables\n"
 # Each has the same versions as those above it. The files for images need no build backend.
 LOCKS = {
-    "requirements.lock": ["local"],
+    "requirements.lock": ["local", "console"],
     "requirements-daemon.lock": [],
     "requirements-followers.lock": ["spark", "redis", "opensearch", "sql"],
     "requirements-dev.lock": [

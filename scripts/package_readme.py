@@ -1,7 +1,7 @@
 """Use README.md as the package's readme, with links that work outside a checkout.
 
 Relative links do not work on a package index. If `[project.urls]` names the `Source`, they become
-links to its files; otherwise each is replaced by its text.
+links to its files; otherwise each is replaced by its text. Pictures of the checkout are left out.
 """
 
 import re
@@ -12,6 +12,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
+_PICTURE = re.compile(r"!\[[^\]]*\]\((?!https?://)[^)\s]+\)\n*")
 
 
 class PackageReadme(MetadataHookInterface):
@@ -33,4 +34,4 @@ def without_relative_links(text: str, source: str | None) -> str:
         name, target = match.groups()
         return f"[{name}]({source.rstrip('/')}/blob/main/{target})" if source else name
 
-    return _LINK.sub(link, text)
+    return _LINK.sub(link, _PICTURE.sub("", text))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,11 +14,14 @@ from cdc.cli.options import echo, example, next_step, with_config
 if TYPE_CHECKING:
     from cdc.config import Config
 
+_LISTEN: Final = "127.0.0.1:8600"
+
 
 @click.command(
     epilog=example(
         "cdc console",
         "cdc console --listen 127.0.0.1:9000",
+        "cdc console --allow-actions",
         "cdc console --listen 0.0.0.0:8600 --token-file token --host cdc.example.com",
     )
 )
@@ -25,48 +29,74 @@ if TYPE_CHECKING:
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    default="127.0.0.1:8600",
-    show_default=True,
-    help="Where it listens; port 0 takes a free one.",
+    help="Where it listens; port 0 takes a free one.  [default: console.listen, or 127.0.0.1:8600]",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     help="Ask every viewer for the token in this file. Required unless only this machine reaches "
-    "the address.",
+    "the address.  [default: console.token_file]",
 )
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Another name by which it is called, such as a proxy's. May be repeated.",
+    help="Another name by which it is called, such as a proxy's, in addition to console.hosts. May "
+    "be repeated.",
 )
-def console(config: Config, listen: str, token_file: Path | None, hosts: tuple[str, ...]) -> None:
+@click.option(
+    "--allow-actions",
+    "acts",
+    is_flag=True,
+    help="Let every viewer run the commands that the page shows: snapshot, pause, resume, stop, "
+    "rebuild, and send or discard what was given up.",
+)
+@click.option("--child", is_flag=True, hidden=True, help="As `cdc run` starts it.")
+def console(
+    config: Config,
+    *,
+    listen: str | None,
+    token_file: Path | None,
+    hosts: tuple[str, ...],
+    acts: bool,
+    child: bool,
+) -> None:
     """Show the pipeline in a browser, until Ctrl-C: verdict, flow, slot, tables and changes.
 
-    Read-only, and a process of its own: it measures as `cdc status` does, in the background, reads
-    the log as `cdc tail` does, and works while Postgres, Kafka or the daemon is down. Needs the
-    extra `console`. See docs/CONSOLE.md; for its streams of tables, docs/PUSH.md.
+    Read-only without --allow-actions, and a process of its own: it measures as `cdc status` does,
+    in the background, reads the log as `cdc tail` does, and works while Postgres, Kafka or the
+    daemon is down. With console.listen `cdc run` serves it, too. Needs the extra `console`. See
+    docs/CONSOLE.md; for its streams of tables, docs/PUSH.md.
     """
     from cdc.runtime import extras  # noqa: PLC0415 - not for --help
 
     extras.require("cdc console", "console")
     from cdc.console import serving  # noqa: PLC0415 - as above
+    from cdc.console.child import end_with_parent  # noqa: PLC0415 - as above
+    from cdc.operate.logs import setup_logging  # noqa: PLC0415 - as above
     from cdc.runtime import waiting  # noqa: PLC0415 - as above
 
     # A crash below Python would end it without a message.
     faulthandler.enable()
     waiting.show_with(None)  # the page shows it
+    # The daemon puts a child's lines into its own log.
+    setup_logging(config.log_level, as_json=False if child else None)
+    if child:
+        end_with_parent()
 
-    token = serving.read_token(token_file)
-    listening = serving.bind(listen, token)
+    given = config.console
+    token = serving.read_token(token_file or (Path(given.token_file) if given.token_file else None))
+    listening = serving.bind(listen or given.listen or _LISTEN, token)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
 
     def started() -> None:
         echo(f"the console is at http://{shown}:{port}/")
-        next_step("open it in a browser; Ctrl-C ends it")
+        if not child:
+            next_step("open it in a browser; Ctrl-C ends it")
+        sys.stdout.flush()
 
-    path = Path(click.get_current_context().params["config_path"])
-    serving.serve(config, path, listening, hosts, token, started=started)
+    path = Path(click.get_current_context().params["config_path"]).absolute()
+    names = (*given.hosts, *hosts)
+    serving.serve(config, path, listening, names, token, acts=acts, started=started)

@@ -5,8 +5,10 @@ One function per field; each gets a value of the right type, and yields complain
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +141,20 @@ def _listen(listen: str, _: Mapping[str, Any]) -> Iterator[str]:
         yield from _host_port(listen, least=0)
 
 
+def _console_listen(listen: str, siblings: Mapping[str, Any]) -> Iterator[str]:
+    yield from _listen(listen, siblings)
+    host = listen.rpartition(":")[0].strip("[]")
+    if host and not is_loopback(host) and siblings.get("token_file") is None:
+        yield f"other machines reach {host!r}: set console.token_file, or listen on 127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; a name may become any."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 def _host_port(text: str, *, least: int) -> Iterator[str]:
     """Yield what is wrong with `text` as `host:port`; `least` is the lowest port."""
     match = _HOST_PORT.fullmatch(text)
@@ -165,5 +181,6 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("log", "bootstrap_servers"): _bootstrap_servers,
     ("log", "retention_hours"): _retention_hours,
     ("http", "listen"): _listen,
+    ("console", "listen"): _console_listen,
     ("control", "secret"): _secret,
 }

@@ -298,6 +298,36 @@ class Http(Section, frozen=True, kw_only=True):
     ] = "127.0.0.1:8080"
 
 
+class Console(Section, frozen=True, kw_only=True):
+    """The console that `cdc run` serves: a page that shows the pipeline, read-only."""
+
+    token_file: Annotated[
+        str | None,
+        Meta(
+            description="A file with the token that every viewer is asked for, 32 characters or "
+            "more. A relative path starts at the configuration file's folder.",
+            examples=["/run/secrets/console"],
+        ),
+    ] = None
+    listen: Annotated[
+        Address,
+        Meta(
+            description="Where the console listens, `host:port`. Where this is empty, `cdc run` "
+            "serves none, and `cdc console` takes 127.0.0.1:8600. It runs in a process of its own, "
+            "which the daemon starts again when it ends. An address that other machines reach "
+            "needs a token.",
+            examples=["127.0.0.1:8600"],
+        ),
+    ] = ""
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Further names by which it is called, such as a proxy's.",
+            examples=[["cdc.example.com"]],
+        ),
+    ] = ()
+
+
 class Config(Section, frozen=True, kw_only=True):
     """One pipeline: one database, one slot, one daemon at a time."""
 
@@ -391,6 +421,7 @@ class Config(Section, frozen=True, kw_only=True):
     batch: BatchLimits = BatchLimits()
     http: Http = Http()
     tracing: Tracing = Tracing()
+    console: Console = Console()
     values: Values = Values()
     log_level: Annotated[
         LogLevel, Meta(description="The least severe log line that is written.")

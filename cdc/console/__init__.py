@@ -2,5 +2,6 @@
 
 One thread measures (`collector`) and one follows the log (`feed`), for any number of viewers; what
 they have found is all that a request gets, so a page never queries a server. `guard` decides which
-requests are answered. Read-only: nothing here changes the source, the log or a store.
+requests are answered. Nothing here changes the source, the log or a store; where viewers may act
+(`actions`), they run commands.
 """

@@ -1,9 +1,10 @@
-"""The console's pages and its API, all GET.
+"""The console's pages and its API: GET, and one POST where actions are allowed.
 
 `/api/status`, `/api/tables`, `/api/chart` answer with what was measured last; `/api/tail` is a
-stream of server-sent events; `/api/explain` runs `cdc history`. `/stream/TABLE` is for programs
-(`stream`). Everything of the pipeline is sent
-as JSON, and the page puts it in place as text, so no name or value becomes markup.
+stream of server-sent events; `/api/explain` runs `cdc history`, `/api/large` `cdc dead list`.
+`/api/dead` is what was given up; `/api/act` runs a command (`actions`). `/stream/TABLE` is for
+programs (`stream`). Everything of the pipeline is sent as JSON, and the page puts it in place as
+text, so no name or value becomes markup.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from cdc import __version__
+from cdc.console.actions import Actions
 from cdc.console.collector import STALE_SECONDS
 from cdc.console.explain import Explainer
 from cdc.console.feed import Filter
-from cdc.console.guard import Guard
-from cdc.errors import CDCError
+from cdc.errors import CDCError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from starlette.requests import Request
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.console.collector import Collector
+    from cdc.console.dead import DeadLetters
     from cdc.console.feed import Feed
     from cdc.console.stream import Streams
 
@@ -44,6 +46,7 @@ _LOOK_SECONDS: Final = 0.25
 _REPORT_SECONDS: Final = 1.0
 _MOST_AT_ONCE: Final = 100
 _MOST_CHARACTERS: Final = 1_000
+_MOST_BODY_BYTES: Final = 8_192
 _EVENTS: Final = "text/event-stream"
 _PAGE: Final = {
     "/": ("index.html", "text/html"),
@@ -52,6 +55,7 @@ _PAGE: Final = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/draw.js": ("draw.js", "text/javascript"),
     "/tail.js": ("tail.js", "text/javascript"),
+    "/act.js": ("act.js", "text/javascript"),
 }
 
 
@@ -61,11 +65,13 @@ def build(
     collector: Collector,
     feed: Feed,
     streams: Streams,
-    hosts: Collection[str],
-    token: str | None,
+    dead: DeadLetters,
+    *,
+    acts: bool,
 ) -> ASGIApp:
-    """Return the guarded application."""
-    console = _Console(config, config_path, collector, feed)
+    """Return the application, without its guard; `acts`: whether viewers may run commands."""
+    actions = Actions(config, config_path) if acts else None
+    console = _Console(config, config_path, collector, feed, dead, actions)
     routes = [
         *(Route(path, _file(*file)) for path, file in _PAGE.items()),
         Route("/api/status", console.status),
@@ -73,9 +79,12 @@ def build(
         Route("/api/chart", console.chart),
         Route("/api/tail", console.tail),
         Route("/api/explain", console.explain),
+        Route("/api/dead", console.dead),
+        Route("/api/large", console.large),
+        Route("/api/act", console.act, methods=["POST"]),
         Route("/stream/{table:path}", streams.endpoint),
     ]
-    return Guard(Starlette(routes=routes), hosts, token)
+    return Starlette(routes=routes)
 
 
 def _file(name: str, kind: str) -> Any:  # noqa: ANN401 - an endpoint
@@ -91,12 +100,48 @@ def _json(body: object, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
+async def _body(request: Request) -> bytes:
+    """Return the request's body; raise ConfigError where it is too long."""
+    found = b""
+    async for part in request.stream():
+        found += part
+        if len(found) > _MOST_BODY_BYTES:
+            raise ConfigError("the request is too long", hint="load the page again")
+    return found
+
+
+def _asked(body: bytes) -> dict[str, str]:
+    """Return the fields of what the page asks for; raise ConfigError where it is another form."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    names = {"action", "target", "id", "command"}
+    if (
+        not isinstance(found, dict)
+        or found.keys() != names
+        or not all(isinstance(each, str) for each in found.values())
+    ):
+        raise ConfigError("the request is not the page's", hint="load the page again")
+    return found
+
+
 class _Console:
-    def __init__(self, config: Config, config_path: Path, collector: Collector, feed: Feed) -> None:
+    def __init__(
+        self,
+        config: Config,
+        config_path: Path,
+        collector: Collector,
+        feed: Feed,
+        dead: DeadLetters,
+        actions: Actions | None,
+    ) -> None:
         self._config = config
         self._collector = collector
         self._feed = feed
         self._explainer = Explainer(config_path)
+        self._dead = dead
+        self._actions = actions
         self._viewers = 0
 
     async def status(self, _: Request) -> Response:
@@ -112,6 +157,7 @@ class _Console:
                 "stale": age is None or age > STALE_SECONDS,
                 "failed": self._collector.failed,
                 "tail_error": self._feed.error,
+                "actions": None if self._actions is None else self._actions.listed(),
                 "measured": None if newest is None else orjson.Fragment(newest.status),
             }
         )
@@ -135,6 +181,32 @@ class _Console:
             return _json(await self._explainer.versions(table, key))
         except CDCError as error:
             return _json({"versions": None, "error": f"{error.what}; {error.hint}"})
+
+    async def dead(self, _: Request) -> Response:
+        try:
+            return _json(await self._dead.given_up())
+        except CDCError as error:
+            return _json({"events": None, "error": f"{error.what}; {error.hint}"})
+
+    async def large(self, _: Request) -> Response:
+        try:
+            return _json({"events": await self._dead.large()})
+        except CDCError as error:
+            return _json({"events": None, "error": f"{error.what}; {error.hint}"})
+
+    async def act(self, request: Request) -> Response:
+        """Start a command; the page sees in the status how it ends."""
+        if self._actions is None:
+            why = "this console is read-only: `cdc console --allow-actions` is another one"
+            return _json({"error": why}, 403)
+        if self._actions.is_full:
+            return _json({"error": "several commands run already: wait for one to end"}, 503)
+        try:
+            asked = _asked(await _body(request))
+            number = self._actions.start(asked, request.client.host if request.client else "")
+        except CDCError as error:
+            return _json({"error": f"{error.what}; {error.hint}"}, 400)
+        return _json({"number": number}, 202)
 
     async def tail(self, request: Request) -> Response:
         if self._viewers >= MOST_VIEWERS:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from cdc.console.flow import Measured, point
+from cdc.console.incidents import Incidents
 from cdc.events import table_name
 from cdc.operate.retention import Gauge
 from cdc.operate.status import read_status
@@ -66,6 +67,7 @@ class Collector:
         self._config = config
         self._feed = feed
         self._measured = Measured()
+        self._incidents = Incidents()
         self._gauge = Gauge()
         # One for all measurements: it keeps its connections.
         self._webhooks = WebhooksReader(config) if config.webhooks else None
@@ -112,11 +114,13 @@ class Collector:
     def _measure(self) -> Snapshot:
         status = read_status(self._config, self._webhooks)
         now = time.monotonic()
-        self._measured.add(point(now, status))
+        self._measured.add(point(now, status, self._feed.take_late()))
+        self._incidents.add(status)
         fields = {
             "status": status.fields(),
             "rates": self._measured.rates(),
             "slot": self._slot(now, status),
+            "incidents": self._incidents.listed(),
         }
         chart = encoded(self._measured.chart())
         changes = self._feed.tables()

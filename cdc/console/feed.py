@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from cdc.console.latency import Lateness
 from cdc.errors import CDCError
 from cdc.log import names
 from cdc.log.tail import sample
@@ -84,6 +85,7 @@ class Feed:
         self._entries = deque[Entry](maxlen=_KEPT)
         self._tables: dict[str, TableChanges] = {}
         self._recent = deque[tuple[float, dict[str, int]]]()
+        self._late = Lateness()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cdc-console-feed", daemon=True)
@@ -124,6 +126,12 @@ class Feed:
                 for topic, each in self._tables.items()
             }
 
+    def take_late(self) -> Lateness:
+        """Return how late the events were that were decoded since the last call."""
+        with self._lock:
+            found, self._late = self._late, Lateness()
+        return found
+
     def rate(self) -> float:
         """Return how many events a second arrive, of all tables."""
         with self._lock:
@@ -159,6 +167,8 @@ class Feed:
                 before = self._tables.get(topic, TableChanges())
                 self._tables[topic] = TableChanges(before.events + each.events, each.published_ms)
             self.arrived += sum(counts.values())
+            for arrived in found.arrived:
+                self._late.note(arrived.published_ms - arrived.event["ts_ms"])
             for entry in entries:
                 self.kept += 1
                 self._entries.append(entry._replace(number=self.kept))

@@ -10,7 +10,11 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdc.console.latency import Lateness
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cdc.operate.status import Status
 
 # Shorter, and a rate follows single batches.
@@ -29,6 +33,7 @@ class Point(NamedTuple):
     seq: int | None
     lag_seconds: float | None
     followers: dict[str, tuple[int, float | None]]  # seq and lag in seconds, by name
+    late: Lateness  # of the events that were decoded since the previous one
 
 
 class Measured:
@@ -62,7 +67,17 @@ class Measured:
         now = points[-1].at if points else 0.0
         pairs = list(pairwise(chosen))
         names = sorted({name for each in chosen for name in each.followers})
+        late = [_late(each for each in points if a.at < each.at <= b.at) for a, b in pairs]
+        hour = _late(points)
         return {
+            "hour": {
+                "seconds": round(now - points[0].at, 1) if points else 0.0,
+                "events_per_second": _throughput(points),
+                "late_p50_ms": hour.percentile(0.5),
+                "late_p99_ms": hour.percentile(0.99),
+            },
+            "late_p50_ms": [each.percentile(0.5) for each in late],
+            "late_p99_ms": [each.percentile(0.99) for each in late],
             "seconds_ago": [round(now - each.at, 1) for _, each in pairs],
             "events_per_second": [_between(a, b, a.seq, b.seq) for a, b in pairs],
             "lag_seconds": [each.lag_seconds for _, each in pairs],
@@ -82,6 +97,25 @@ class Measured:
         return None
 
 
+def _late(points: Iterable[Point]) -> Lateness:
+    found = Lateness()
+    for each in points:
+        found.update(each.late)
+    return found
+
+
+def _throughput(points: Iterable[Point]) -> float | None:
+    """Return events a second between the first point with a known seq and the last.
+
+    A log that was started over counts from there. None before there are two.
+    """
+    known = [(each.at, each.seq) for each in points if each.seq is not None]
+    if len(known) < 2:  # noqa: PLR2004 - a rate is between two
+        return None
+    written = sum(max(0, b - a) for (_, a), (_, b) in pairwise(known))
+    return round(written / (known[-1][0] - known[0][0]), 3)
+
+
 def _seq(point: Point, name: str) -> int | None:
     found = point.followers.get(name)
     return None if found is None else found[0]
@@ -94,8 +128,8 @@ def _between(a: Point, b: Point, first: int | None, last: int | None) -> float |
     return round((last - first) / (b.at - a.at), 3)
 
 
-def point(at: float, status: Status) -> Point:
-    """Return what a status measured."""
+def point(at: float, status: Status, late: Lateness) -> Point:
+    """Return what a status measured, and the feed meanwhile."""
     return Point(
         at=at,
         wal_lsn=status.server.wal_lsn if status.server else None,
@@ -107,4 +141,5 @@ def point(at: float, status: Status) -> Point:
             for each in status.followers
             if each.record
         },
+        late=late,
     )

@@ -2,8 +2,9 @@
 
 A browser on this machine also runs the pages of others. So a request must name the console in
 `Host` (a name that was rebound to loopback is another one), come from no other page (`Origin`,
-`Sec-Fetch-Site`), and carry the token where there is one. The page itself holds no data and needs
-none: it asks for the token, and keeps it for the tab.
+`Sec-Fetch-Site`), and carry the token where there is one. What changes something must be asked for
+by the page: with its `Origin` and a header that no form can send. The page itself holds no data and
+needs none: it asks for the token, and keeps it for the tab.
 
 https://datatracker.ietf.org/doc/html/rfc9110#section-7.2, https://www.w3.org/TR/CSP3/
 """
@@ -37,6 +38,9 @@ HEADERS: Final = (
 )
 # Requests that need the token: all that answer with anything of the pipeline.
 DATA: Final = ("/api/", "/stream/")
+# Requests that change something. A form of another site can send neither of these headers.
+CHANGES: Final = ("/api/act",)
+ASKED_BY_PAGE: Final = (b"x-lockstep-console", "1")
 # A browser sends a tenth of it.
 MOST_HEADER_BYTES: Final = 16_384
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -84,9 +88,10 @@ class Guard:
         data = path.startswith(DATA)
         if data and any(site not in {"same-origin", "none"} for site in sites):
             return 403, "a page of another site asks"
-        if data and self._token is not None and not self._is_authorized(headers):
-            return 401, "the token is missing or wrong"
-        return None
+        if path.startswith(CHANGES) and not _is_asked_by_page(headers):
+            return 403, "only the console's own page asks for this"
+        needed = data and self._token is not None and not self._is_authorized(headers)
+        return (401, "the token is missing or wrong") if needed else None
 
     def _is_authorized(self, headers: list[tuple[bytes, bytes]]) -> bool:
         assert self._token is not None
@@ -94,6 +99,16 @@ class Guard:
         scheme, _, token = (given[0] if len(given) == 1 else "").partition(" ")
         right = hmac.compare_digest(token.strip().encode(), self._token.encode())
         return scheme.lower() == "bearer" and right
+
+
+def _is_asked_by_page(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether the console's page sent this; the origin is compared elsewhere."""
+    return (
+        bool(_all(headers, b"origin"))
+        and _all(headers, b"sec-fetch-site") in ([], ["same-origin"])
+        and _all(headers, ASKED_BY_PAGE[0]) == [ASKED_BY_PAGE[1]]
+        and _all(headers, b"content-type") == ["application/json"]
+    )
 
 
 def name_of(host: str) -> str:

@@ -6,7 +6,6 @@ connections in number, so that a client that sends slowly keeps nobody out for l
 
 from __future__ import annotations
 
-import ipaddress
 import resource
 import socket
 import sys
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cdc.config.meaning import is_loopback
 from cdc.console.app import build
 from cdc.console.collector import Collector
+from cdc.console.dead import DeadLetters
 from cdc.console.feed import Feed
-from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES
+from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES, Guard
 from cdc.console.stream import CONNECTION, MOST_STREAMS, Streams
 from cdc.errors import ConfigError
 
@@ -156,13 +157,6 @@ def bind(listen: str, token: str | None) -> socket.socket:
         ) from error
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address; a name may become any."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
 def serve(
     config: Config,
     config_path: Path,
@@ -170,18 +164,24 @@ def serve(
     names: Sequence[str],
     token: str | None,
     *,
+    acts: bool = False,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until a signal; `names` are those of a proxy in front of it."""
+    """Serve until a signal; `names` are those of a proxy in front of it.
+
+    `acts`: whether viewers may run commands.
+    """
     host = str(listening.getsockname()[0])
     feed = Feed(config)
     feed.start()
     collector = Collector(config, feed)
     streams = Streams(config)
-    app = build(config, config_path, collector, feed, streams, {*LOOPBACK, host, *names}, token)
+    dead = DeadLetters(config, config_path)
+    hosts = {*LOOPBACK, host, *names}
+    app = build(config, config_path, collector, feed, streams, dead, acts=acts)
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            Guard(app, hosts, token),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -205,6 +205,7 @@ def serve(
         collector.close()
         feed.close()
         streams.close()
+        dead.close()
 
 
 def _allow_files() -> None:

@@ -17,13 +17,24 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from cdc.daemon import timing
+from cdc.daemon.console import ConsoleProcess
 from cdc.daemon.pipeline import Pipeline
 from cdc.daemon.process_state import ProcessState
-from cdc.errors import CDCError, Exit, Policy, RereadError, SilentError, SlotBusyError, StoppedError
+from cdc.errors import (
+    CDCError,
+    Exit,
+    FencedError,
+    Policy,
+    RereadError,
+    SilentError,
+    SlotBusyError,
+    StoppedError,
+)
 from cdc.operate.daemon_verdict import daemon_verdict
 from cdc.operate.followers import FollowersMonitor
 from cdc.operate.health import State
 from cdc.operate.http import serve
+from cdc.operate.webhooks import WebhooksMonitor
 from cdc.sequence.replay import HistoryError
 from cdc.snapshot.initial import session
 
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from cdc.config import Config
+    from cdc.operate.http import HttpServer
 
 log = logging.getLogger("cdc.daemon.process")
 
@@ -138,7 +150,8 @@ class Daemon(ProcessState):
             if error.policy is Policy.SLOW:
                 seconds = SLOW_SECONDS
             self.to(State.RECONNECTING, error.what)
-            self.health.failed(error.what)
+            fenced = isinstance(error, FencedError)
+            self.health.failed(error.what, "fencing" if fenced else "reconnect")
             # A walsender that encodes a row of hundreds of megabytes sends nothing meanwhile: with
             # the same patience in each session that row would never be read.
             silent = isinstance(error, SilentError)
@@ -170,14 +183,32 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     followers = FollowersMonitor(config, lambda: daemon.wal_end)
     daemon.metrics.followers = lambda: followers.statuses
     daemon.followed = lambda: followers.any_running
+    webhooks = WebhooksMonitor(config) if config.webhooks else None
+    if webhooks is not None:
+        daemon.metrics.webhooks = lambda: webhooks.statuses
     daemon.metrics.verdict = lambda: daemon_verdict(config, daemon.health, daemon.metrics)
     server = serve(config.http.listen, daemon.health, daemon.metrics)
     # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
     gc.collect()
     gc.freeze()
+    console = _console(config, config_file, server)
     try:
         return daemon.run()
     finally:
         followers.close()
+        if webhooks is not None:
+            webhooks.close()
+        if console:
+            console.close()
         if server:
             server.close()
+
+
+def _console(
+    config: Config, config_file: Path | None, server: HttpServer | None
+) -> ConsoleProcess | None:
+    """Start the console if one is configured."""
+    if not config.console.listen or config_file is None:
+        return None
+    host = config.http.listen.rpartition(":")[0]
+    return ConsoleProcess(config_file, f"{host}:{server.port}" if server else "")

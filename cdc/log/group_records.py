@@ -161,6 +161,10 @@ class GroupReadings(TopicReadings):
         found = [each for each in self._reports.values() if each.webhook == webhook]
         return sorted(found, key=lambda each: each.at_us, reverse=True)
 
+    def undelivered(self) -> list[UndeliveredRecord]:
+        """Return what all of them gave up, decided ones too."""
+        return list(self._undelivered.values())
+
     def undelivered_of(self, group: str) -> Iterator[UndeliveredRecord]:
         """Yield what a webhook or a queue gave up, decided ones too."""
         return (each for each in self._undelivered.values() if each.group == group)

@@ -32,11 +32,8 @@ class Alert(NamedTuple):
 ALERTS: Final = (
     Alert(
         "LockstepDown", "absent(lockstep_state)", "2m", "page",
-        "no daemon answers", "cdc run; `cdc status` shows why it ended",
-    ),
-    Alert(
-        "LockstepHalted", 'lockstep_state{state="halted"} == 1', "0m", "page",
-        "the daemon has halted and needs a person", "cdc status",
+        "no daemon answers: it does not run, or has ended with an error that needs a person",
+        "cdc run; `cdc status` shows why it ended",
     ),
     Alert(
         "LockstepFailed", 'lockstep_verdict{level="failed"} == 1', "2m", "page",
@@ -94,12 +91,30 @@ ALERTS: Final = (
         "see its job's log for what was lost",
     ),
     Alert(
+        "LockstepWebhookNotRunning",
+        'lockstep_webhook_state{state=~"new|gap|halted|not_running"} == 1', "1m", "page",
+        "a webhook does not run, has halted, or cannot go on without a decision",
+        "cdc webhook status names the command that follows",
+    ),
+    Alert(
+        "LockstepWebhookStalled", "lockstep_webhook_stalled_seconds > 180", "0m", "page",
+        "a webhook has delivered nothing for 3 minutes: its receiver is away or refuses",
+        "cdc webhook status; see the receiver's log",
+    ),
+    Alert(
+        "LockstepWebhookUndelivered", "lockstep_webhook_undelivered > 0", "0m", "ticket",
+        "a webhook has given up events", "cdc webhook undelivered NAME; then send or discard",
+    ),
+    Alert(
         "LockstepPromotion", "changes(lockstep_timeline[15m]) > 0", "0m", "ticket",
         "a promotion was followed", "see docs/OPERATIONS.md, Failover, for what to do afterwards",
     ),
+    # The series starts with the first refusal, which `increase` does not count.
     Alert(
-        "LockstepRefusedMessages", "increase(lockstep_refused_messages_total[15m]) > 0", "0m",
-        "ticket", "messages claim to be the pipeline's and are not",
+        "LockstepRefusedMessages",
+        "increase(lockstep_refused_messages_total[15m]) > 0 or (lockstep_refused_messages_total"
+        " unless lockstep_refused_messages_total offset 15m)", "0m", "ticket",
+        "messages claim to be the pipeline's and are not",
         "see docs/SECURITY.md, Messages in the stream",
     ),
 )  # fmt: skip
@@ -116,6 +131,20 @@ _PANELS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ("Lag of followers", "s", (("lockstep_follower_lag_seconds", "{{follower}}"),)),
     ("Canary", "s", (("lockstep_follower_canary_age_seconds", "{{follower}}"),)),
     ("Events applied", "ops", (("rate(lockstep_follower_events_total[1m])", "{{follower}}"),)),
+    (
+        "Webhooks", "s",
+        (
+            ("lockstep_webhook_lag_seconds", "{{webhook}}: lag"),
+            ("lockstep_webhook_stalled_seconds", "{{webhook}}: nothing delivered"),
+        ),
+    ),
+    (
+        "Webhooks' keys and events", "none",
+        (
+            ("lockstep_webhook_failing", "{{webhook}}: refused keys"),
+            ("lockstep_webhook_undelivered", "{{webhook}}: given up"),
+        ),
+    ),
     (
         "Kafka commits", "s",
         tuple(
@@ -216,9 +245,10 @@ def _page() -> Iterator[str]:
     yield from ("# Metrics and alerts\n", f"<!-- {_MADE} -->\n")
     yield (
         "The daemon serves these at `http.listen`, `/metrics`, with Python's and the process's own."
-        " Followers have none: the daemon\nshows what they report into the log, so there is one"
-        " place to scrape, which also shows when a job has died. `cdc metrics rules`\nand"
-        " `cdc metrics dashboard` print the files of [compose/](../compose/); adapt the limits.\n"
+        " Followers and webhooks have none: the\ndaemon shows what they report into the log, so"
+        " there is one place to scrape, which also shows when a job has died. `cdc metrics"
+        " rules`\nand `cdc metrics dashboard` print the files of [compose/](../compose/);"
+        " adapt the limits.\n"
     )
     yield "## Alerts\n\n| alert | when | for | severity | meaning | to do |"
     yield "| --- | --- | --- | --- | --- | --- |"

@@ -1,7 +1,7 @@
 """The verdict by the daemon itself: what `/healthz`, `/readyz` and `/metrics` show.
 
-Queries no server: everything was read by the loop, the source monitor and the followers
-monitor, each of which runs every few seconds.
+Queries no server: everything was read by the loop and by the monitors of the source, of followers
+and of webhooks, each of which runs every few seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def daemon_verdict(config: Config, health: Health, metrics: Metrics) -> Verdict:
             incremental_snapshots=tuple(metrics.all_incremental_snapshots()),
             incomplete_topics=tuple(metrics.incomplete_topics),
             followers=tuple(metrics.followers()),
+            webhooks=tuple(metrics.webhooks()),
             now_us=time.time_ns() // 1_000,
         ),
     )

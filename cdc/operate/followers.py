@@ -7,15 +7,14 @@ ready.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cdc.errors import CDCError, Exit
+from cdc.errors import Exit
 from cdc.log.follower_reports import REPORT_SECONDS, SILENT_SECONDS, FollowerRecord, Readings
 from cdc.log.frontier_tail import Unapplied, UnappliedReader
 from cdc.operate.findings import Cause, Level
+from cdc.operate.monitor import Monitor
 from cdc.operate.readable import duration
 from cdc.source.authority import CLOCK_US
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN
-
-log = logging.getLogger("cdc.operate.followers")
 
 ARCHIVE: Final = "archive"  # under which the archive's job reports; no follower has this name
 # The states in addition to those that a job reports.
@@ -262,8 +259,8 @@ def _waits(config: Config, name: str) -> float:
     return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
 
 
-class FollowersMonitor:
-    """Reads until `close`; `statuses` is the newest result.
+class FollowersMonitor(Monitor[FollowersReader]):
+    """Keeps the newest `statuses`.
 
     It also runs where the configuration names none: some may be added while this process runs.
     """
@@ -274,25 +271,12 @@ class FollowersMonitor:
         self.statuses: list[FollowerStatus] = []
         self._config = config
         self._wal_end = wal_end
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="cdc-followers", daemon=True).start()
+        expected = bool(_reporting(config))
+        super().__init__("followers", REPORT_SECONDS if expected else SILENT_SECONDS, logs=expected)
 
-    def close(self) -> None:
-        """Stop; the thread ends after its current read."""
-        self._over.set()
+    def _open(self) -> FollowersReader:
+        return FollowersReader(self._config)
 
-    def _run(self) -> None:
-        reader, logged = FollowersReader(self._config), False
-        expected = _reporting(self._config)
-        while not self._over.is_set():
-            try:
-                self.statuses = reader.read(self._wal_end())
-                self.any_running, logged = reader.any_running, False
-            except CDCError as error:
-                # The last result stays, and gets older.
-                if not logged and expected:
-                    fields = {"error": error.what, "hint": error.hint}
-                    log.warning("cannot read the followers' reports", extra={"fields": fields})
-                logged = True
-            self._over.wait(REPORT_SECONDS if expected else SILENT_SECONDS)
-        reader.close()
+    def _read(self, reader: FollowersReader) -> None:
+        self.statuses = reader.read(self._wal_end())
+        self.any_running = reader.any_running

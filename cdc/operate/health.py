@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,8 @@ STALL_SECONDS = 60.0
 # Longer than a cluster takes to elect another leader for a dead broker's partitions; a batch takes
 # less than a second.
 BATCH_SECONDS = 15.0
+# Sessions that ended and are still shown: a night of them, while a broker restarts.
+_INCIDENTS = 50
 
 
 class State(Enum):
@@ -62,6 +65,7 @@ class HealthReport(NamedTuple):
     failures: int = 0  # sessions in a row that ended with an error and published nothing
     failing_seconds: float | None = None  # since the first of them ended
     error: str = ""  # why the last one ended
+    incidents: tuple[dict[str, object], ...] = ()  # the newest sessions that ended, oldest first
 
     def body(self) -> dict[str, object]:
         fields: dict[str, object] = self._asdict()
@@ -91,6 +95,7 @@ class Health:
         self._failures = 0
         self._failing_at = 0.0
         self._error = ""
+        self._incidents = deque[dict[str, object]](maxlen=_INCIDENTS)
 
     @property
     def state(self) -> State:
@@ -141,9 +146,11 @@ class Health:
                 self._failures = 0 if snapshot.rows > rows >= 0 else self._failures
             self._snapshot = snapshot or self._snapshot
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: str, kind: str = "reconnect") -> None:
         """Note that a session has ended with an error, and that another one follows."""
         with self._lock:
+            at_us = time.time_ns() // 1_000
+            self._incidents.append({"at_us": at_us, "kind": kind, "what": error})
             if not self._failures:
                 self._failing_at = self._now()
             self._failures += 1
@@ -194,4 +201,5 @@ class Health:
                 failures=self._failures,
                 failing_seconds=now - self._failing_at if self._failures else None,
                 error=self._error if self._failures else "",
+                incidents=tuple(self._incidents),
             )

@@ -126,6 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
                     each.summary for each in self.server.metrics.incremental_snapshots()
                 ],
                 "followers": [each.fields() for each in self.server.metrics.followers()],
+                "webhooks": [each.fields() for each in self.server.metrics.webhooks()],
                 "verdict": found and found.fields(),
                 "wrong_policies": self.server.metrics.wrong_policies,
                 "refused_messages": self.server.metrics.refusals.fields(),

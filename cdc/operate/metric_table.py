@@ -67,6 +67,12 @@ COUNTED: Final = {
     "batches": "Batches that its job has applied.",
     "errors": "Errors that its job has had.",
 }
+WEBHOOK: Final = {
+    "lag_seconds": "For how long the log has held what its receiver has not acknowledged.",
+    "stalled_seconds": "For how long it has delivered nothing although the log has more for it.",
+    "failing": "Keys that its receiver refuses.",
+    "undelivered": "Events that it gave up and nobody has decided on.",
+}
 # Metrics on their own, most of them with labels.
 OTHERS: Final = {
     "kafka_commit_seconds": "Duration of Kafka transactions' commits.",
@@ -83,6 +89,7 @@ OTHERS: Final = {
     "slot_wal_status": "1 for the slot's wal_status.",
     "source_check_age_seconds": "Time since the source was last checked.",
     "follower_state": "1 for what it is doing.",
+    "webhook_state": "1 for what it is doing.",
 }
 _LABELS: Final[dict[str, tuple[str, ...]]] = {
     "state": ("state",),
@@ -93,6 +100,7 @@ _LABELS: Final[dict[str, tuple[str, ...]]] = {
     "verdict_causes": ("level", "about"),
     "slot_wal_status": ("wal_status",),
     "follower_state": ("follower", "state"),
+    "webhook_state": ("webhook", "state"),
 }
 _COUNTERS: Final = {"reconnects", "refused_messages"}
 _HISTOGRAMS: Final = {"kafka_commit_seconds", "batch_events", "batch_bytes", "batch_stage_seconds"}
@@ -124,6 +132,7 @@ def _every() -> dict[str, MetricInfo]:
     add(INCREMENTAL_SNAPSHOT, "gauge", "incremental_snapshot_", "id", "table")
     add(FOLLOWER | REPORTED, "gauge", "follower_", "follower")
     add(COUNTED, "counter", "follower_", "follower")
+    add(WEBHOOK, "gauge", "webhook_", "webhook")
     for name in OTHERS:
         kind = "counter" if name in _COUNTERS else "gauge"
         kind = "histogram" if name in _HISTOGRAMS else kind

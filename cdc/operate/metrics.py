@@ -45,7 +45,10 @@ from cdc.operate.metric_table import (
     REPORTED,
     SNAPSHOT,
     SOURCE,
+    WEBHOOK,
 )
+from cdc.operate.webhooks import STATES as WEBHOOK_STATES
+from cdc.operate.webhooks import WebhookStatus
 from cdc.source.authority import Refusals
 
 if TYPE_CHECKING:
@@ -123,6 +126,7 @@ class Metrics(Collector):
         self.all_incremental_snapshots: Callable[[], list[IncrementalRecord]] = list
         self.incomplete_topics: list[IncompleteTopic] = []  # by the last check of the source
         self.followers: Callable[[], list[FollowerStatus]] = list
+        self.webhooks: Callable[[], list[WebhookStatus]] = list
         self.events = 0
         self.dead_letter_events = 0
         self.kafka_transactions = 0
@@ -241,6 +245,7 @@ class Metrics(Collector):
         yield from self._collect_snapshot()
         yield from self._collect_incremental_snapshots()
         yield from self._collect_followers()
+        yield from self._collect_webhooks()
         states = ((each.value, each is State(self.state)) for each in State)
         yield _gauges("state", OTHERS["state"], ["state"], states)
         for name, meaning in COUNTERS.items():
@@ -304,6 +309,21 @@ class Metrics(Collector):
         for name, meaning in COUNTED.items():
             counts = ((each.name, getattr(each.record, name)) for each in found if each.record)
             yield _counters(f"follower_{name}", meaning, ["follower"], counts)
+
+    def _collect_webhooks(self) -> Iterator[Metric]:
+        """Yield how far each webhook is; the lag of one that has never run is absent."""
+        found = self.webhooks()
+        if not found:
+            return
+        states = (
+            ((each.name, name), each.state == name) for each in found for name in WEBHOOK_STATES
+        )
+        yield _gauges("webhook_state", OTHERS["webhook_state"], ["webhook", "state"], states)
+        for name, meaning in WEBHOOK.items():
+            values = [
+                (each.name, value) for each in found if (value := getattr(each, name)) is not None
+            ]
+            yield _gauges(f"webhook_{name}", meaning, ["webhook"], values)
 
     def _collect_source(self) -> Iterator[Metric]:
         if self._source is None:

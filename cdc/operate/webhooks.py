@@ -1,20 +1,22 @@
 """How webhooks are, by their processes' reports, the log, and Kafka's answers, running or not.
 
-`cdc status` reads this once, the console again and again with the same connections. A webhook's
-failure does not affect the daemon, which does not run it.
+`cdc status` reads this once, the console and the daemon again and again with the same connections.
+A webhook's failure does not affect the daemon, which does not run it: it stays ready.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdc.errors import Exit
 from cdc.log import group_states, topics
 from cdc.log.consumer import LogConsumer
+from cdc.log.follower_reports import REPORT_SECONDS
 from cdc.log.group_records import GroupReadings, WebhookReport, webhook_group
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS
+from cdc.operate.monitor import Monitor
 from cdc.operate.readable import duration
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.group_states import GroupState
     from cdc.log.partitions import Partition, Range
+
+
+STATES: Final = (*("new", "gap", "halted", "not_running", "silent", "away", "delivering"),)
 
 
 class WebhookStatus(NamedTuple):
@@ -150,6 +155,22 @@ class WebhooksReader:
         self._readings.close()
         if self._log is not None:
             self._log.close()
+
+
+class WebhooksMonitor(Monitor[WebhooksReader]):
+    """Keeps the newest `statuses`, which are what `cdc status` finds."""
+
+    def __init__(self, config: Config) -> None:
+        """Start at once."""
+        self.statuses: list[WebhookStatus] = []
+        self._config = config
+        super().__init__("webhooks", REPORT_SECONDS)
+
+    def _open(self) -> WebhooksReader:
+        return WebhooksReader(self._config)
+
+    def _read(self, reader: WebhooksReader) -> None:
+        self.statuses = reader.read()
 
 
 def judge(statuses: Sequence[WebhookStatus]) -> Iterator[Cause]:

@@ -64,6 +64,11 @@ def require(what: str, *extras: str, only: Collection[str] = (), but: Collection
         raise error(what, modules, [extra for extra, names in absent.items() if names])
 
 
+def is_installed(extra: str) -> bool:
+    """Return whether all modules of an extra are there."""
+    return all(find_spec(name) is not None for name in MODULES[extra])
+
+
 def missing(failure: ModuleNotFoundError) -> MissingExtraError | None:
     """Return the error for a failed import; None if no extra installs the module: a bug."""
     module = (failure.name or "").partition(".")[0]

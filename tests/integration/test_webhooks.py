@@ -36,7 +36,7 @@ from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.receiver import Receiver
 
-_SECRET = "whsec_" + "QUJD" * 10
+SECRET = "whsec_" + "QUJD" * 10
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int, card text)"
 _MASKS: dict[str, object] = {"public.t": {"mask": {"card": {"fixed": "hidden"}}}}
 
@@ -56,7 +56,7 @@ def seqs(receiver: Receiver) -> set[int]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver(_SECRET, take) as found:
+    with Receiver(SECRET, take) as found:
         yield found
 
 
@@ -64,7 +64,7 @@ def hooked(pipeline: NewPipeline, receiver: Receiver, **more: object) -> Pipelin
     """Return a pipeline with a webhook from the log's beginning, whose daemon runs."""
     settings = {
         "url": receiver.url,
-        "secrets": [_SECRET],
+        "secrets": [SECRET],
         "tables": ["public.t"],
         "start": "beginning",
         "allow": ["127.0.0.0/8"],

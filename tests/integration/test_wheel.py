@@ -218,3 +218,5 @@ def test_the_packages_readme_links_to_the_source_where_its_url_is_known() -> Non
         "docs/CLI.md", "https://example.org/lockstep/blob/main/docs/CLI.md"
     )
     assert without_relative_links(text, None) == text.replace("[the CLI](docs/CLI.md)", "the CLI")
+    pictured = f"# Lockstep\n\n![the console](docs/console/console.png)\n\n{text}"
+    assert without_relative_links(pictured, None).startswith("# Lockstep\n\nsee the CLI")

@@ -131,6 +131,7 @@ def test_what_postgres_and_kafka_would_refuse_is_refused_here(
         ("LOCKSTEP_LOG_LEVEL", "debug", "log_level", "debug"),
         ("LOCKSTEP_SOURCE_TABLES", "a.b, c.*", "source.tables", ["a.b", "c.*"]),
         ("LOCKSTEP_HTTP_LISTEN", "", "http.listen", ""),
+        ("LOCKSTEP_CONSOLE_LISTEN", "[::1]:8600", "console.listen", "[::1]:8600"),
         ("LOCKSTEP_HTTP_LISTEN", "[::1]:0", "http.listen", "[::1]:0"),
         ("LOCKSTEP_LOG_KAFKA__SECURITY_PROTOCOL", "ssl", "log.kafka.security.protocol", "ssl"),
     ],
@@ -234,6 +235,16 @@ def test_the_password_file_is_read_each_time_and_relative_to_the_configuration(
     secret.unlink()
     with pytest.raises(ConfigError, match=r"cannot read source\.password_file"):
         _ = config.password
+
+
+def test_a_console_that_other_machines_reach_needs_a_token(path: Path, tmp_path: Path) -> None:
+    for listen in ("0.0.0.0:8600", "[::]:8600", "cdc.example:8600"):
+        what = refusal(path, LOCKSTEP_CONSOLE_LISTEN=listen)
+        assert "set console.token_file" in what
+        config = loaded(path, LOCKSTEP_CONSOLE_LISTEN=listen, LOCKSTEP_CONSOLE_TOKEN_FILE="token")
+        assert config.console.token_file == str(tmp_path / "token")
+    for listen in ("", "127.0.0.1:0", "localhost:8600", "[::1]:8600"):
+        assert loaded(path, LOCKSTEP_CONSOLE_LISTEN=listen).console.listen == listen
 
 
 def test_a_password_is_given_once(path: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ADDRESSES: Final = {
     # These take no login: a value that has one is refused, below.
     "log.bootstrap_servers": "localhost:1",
     "http.listen": "",
+    "console.listen": "",
     "delta.path": "/lake/shop",
     "tracing.endpoint": "http://me:{0}@localhost:1/v1/traces?token={0}",
     "archive.path": "/lake/archive",
@@ -275,7 +276,7 @@ def test_a_line_that_is_no_yaml_is_named_and_not_quoted(
 
 _REVEALS = re.compile(r"pass|secret|token|credential|jaas|pem|\bkey|dsn|url|listen|servers|path")
 # Files and templates whose names look like secrets.
-_HARMLESS: Final = {"password_file", "key"}
+_HARMLESS: Final = {"password_file", "token_file", "key"}
 # Maps whose entries name tables and columns.
 _NAMES: Final = {"aliases", "by"}
 

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cdc.config import load
-from cdc.console import explain, feed, flow, serving
+from cdc.config import Config, Log, Source, load
+from cdc.config.followers import Follower
+from cdc.config.webhooks import Webhook
+from cdc.console import actions, commands, explain, feed, flow, serving
 from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
+from cdc.console.incidents import Incidents
+from cdc.console.latency import Lateness
 from cdc.errors import ConfigError
 from cdc.log.tail import Arrivals, Arrived, Sample
+from cdc.operate.findings import Level
+from cdc.operate.followers import FollowerStatus
+from cdc.operate.status import Status
+from cdc.operate.verdict import Verdict
+from tests.fixtures.reported import reported
 
 _TOKEN = "0123456789abcdef0123456789abcdef"
+_ACTS = Config(
+    pipeline="p",
+    source=Source(dsn=""),
+    log=Log(bootstrap_servers=""),
+    followers={"cache": Follower()},
+    webhooks={"hook": Webhook(url="https://x", secrets=("s",), tables=("public.t",))},
+)
 _PAGE = Path(explain.__file__).parent / "page"
 
 
@@ -65,6 +83,28 @@ def test_a_page_of_another_site_gets_no_data_even_without_an_origin() -> None:
     assert ask(sec_fetch_site="same-site")[0] == 403
     assert ask(sec_fetch_site="same-origin")[0] == 200
     assert ask("/", sec_fetch_site="cross-site")[0] == 200  # a link to the console
+
+
+def test_what_changes_something_is_asked_for_by_the_page() -> None:
+    """A form of another site sends none of these headers, and its own origin."""
+    page = {
+        "origin": "http://localhost:8600",
+        "content_type": "application/json",
+        "x_lockstep_console": "1",
+    }
+    assert ask("/api/act", **page)[0] == 200
+    assert ask("/api/act", **page, sec_fetch_site="same-origin")[0] == 200
+    for name in page:
+        lacking = {each: value for each, value in page.items() if each != name}
+        assert ask("/api/act", **lacking)[0] == 403, name
+    for name, value in (
+        ("origin", "http://evil.example"),
+        ("content_type", "text/plain"),
+        ("x_lockstep_console", "0"),
+    ):
+        assert ask("/api/act", **page | {name: value})[0] == 403, name
+    assert ask("/api/act", **page, sec_fetch_site="none")[0] == 403
+    assert ask("/api/act", _TOKEN, **page)[0] == 401
 
 
 def test_data_needs_the_token_and_the_page_does_not() -> None:
@@ -126,11 +166,53 @@ def test_host_names_are_read_without_their_ports() -> None:
 
 
 def test_the_error_of_a_command_is_shown_and_a_bugs_places_are_not() -> None:
-    found = explain.error_of(b"noise: 1\ncdc: no such key\nwhat to do: give all columns\n")
+    found = commands.error_of(
+        "history", b"noise: 1\ncdc: no such key\nwhat to do: give all columns\n"
+    )
     assert (found.what, found.hint) == ("no such key", "give all columns")
-    assert explain.error_of(b"archived: a bug in Lockstep:\n/x.py:1\n").what == (
+    assert commands.error_of("history", b"archived: a bug in Lockstep:\n/x.py:1\n").what == (
         "cdc history has failed"
     )
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "number", "command"),
+    [
+        ("snapshot", "public.t", "", "cdc snapshot start public.t"),
+        ("snapshot", "public.<img src=x>", "", "cdc snapshot start 'public.<img src=x>'"),
+        ("pause", "", "", "cdc snapshot pause"),
+        ("resume", "", "3f9a", "cdc snapshot resume 3f9a"),
+        ("rebuild", "cache", "", "cdc rebuild cache"),
+        ("send", "hook", "p-1-7", "cdc webhook send hook p-1-7"),
+        ("discard", "queue.a.b", "p-1-7", "cdc queue discard --yes a.b p-1-7"),
+    ],
+)
+def test_an_action_is_a_command(action: str, target: str, number: str, command: str) -> None:
+    assert shlex.join(("cdc", *actions.words_of(_ACTS, action, target, number))) == command
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "number"),
+    [
+        ("snapshot", "", ""),
+        ("snapshot", "--initial", ""),
+        ("snapshot", "a.b\nc", ""),
+        ("snapshot", "x" * 1_001, ""),
+        ("pause", "", "--help"),
+        ("pause", "", "a b"),
+        ("rebuild", "other", ""),
+        ("rebuild", "cache", "--drop-old"),
+        ("send", "other", "p-1-7"),
+        ("send", "hook", ""),
+        ("discard", "group.x", "p-1-7"),
+        ("discard", "webhook.", "p-1-7"),
+        ("teardown", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_what_is_no_action_is_refused(action: str, target: str, number: str) -> None:
+    with pytest.raises(ConfigError):
+        actions.words_of(_ACTS, action, target, number)
 
 
 # -- the feed ------------------------------------------------------------------------------------
@@ -212,7 +294,8 @@ def test_a_long_value_is_cut_and_a_short_one_is_as_it_is(followed: feed.Feed) ->
 
 
 def point(at: float, seq: int | None, lag: float | None = 0.0) -> flow.Point:
-    return flow.Point(at, seq, seq, seq, lag, {} if seq is None else {"cache": (seq, lag)})
+    followers = {} if seq is None else {"cache": (seq, lag)}
+    return flow.Point(at, seq, seq, seq, lag, followers, Lateness({0: 1}))
 
 
 def test_a_rate_is_over_ten_seconds_and_unknown_is_not_zero() -> None:
@@ -239,3 +322,84 @@ def test_the_chart_is_of_the_last_hour_and_ends_with_the_newest() -> None:
     assert max(chart["seconds_ago"]) <= 3_600
     assert set(chart["events_per_second"]) == {3.0}
     assert chart["follower_lag_seconds"]["cache"][-1] == 8_998.0
+    assert chart["hour"] == {
+        "seconds": 3_600.0, "events_per_second": 3.0, "late_p50_ms": 1.0, "late_p99_ms": 1.0
+    }  # fmt: skip
+
+
+def test_throughput_begins_where_the_log_is_known_and_outlives_a_new_log() -> None:
+    measured = flow.Measured()
+    measured.add(point(0.0, None, None))
+    measured.add(point(10.0, 100))
+    assert measured.chart()["hour"]["events_per_second"] is None
+    measured.add(point(20.0, 300))
+    assert measured.chart()["hour"]["events_per_second"] == 20.0
+    measured.add(point(30.0, 5))
+    measured.add(point(40.0, 105))
+    assert measured.chart()["hour"]["events_per_second"] == 10.0
+
+
+def test_percentiles_of_parts_are_those_of_all_and_right_to_a_tenth() -> None:
+    parts = [Lateness(), Lateness()]
+    for number in range(1, 1_001):
+        parts[number % 2].note(float(number))
+    both = Lateness(parts[0])
+    both.update(parts[1])
+    assert both.percentile(0.5) == pytest.approx(500, rel=0.1)
+    assert both.percentile(0.99) == pytest.approx(990, rel=0.1)
+    both.note(-5.0)  # a clock that was set back
+    both.note(1e15)
+    assert len(both) < 150
+    assert Lateness().percentile(0.5) is None
+
+
+# -- incidents -----------------------------------------------------------------------------------
+
+
+def measured(level: Level, **changed: Any) -> Status:  # noqa: ANN401 - a status's fields
+    fields: dict[str, Any] = dict.fromkeys(Status._fields)
+    lists = ("followers", "incremental_snapshots", "incomplete_topics")
+    fields |= {name: [] for name in lists}
+    return Status(**fields | {"verdict": Verdict(level, f"{level.value}: a sentence")} | changed)
+
+
+def follower(**changed: Any) -> FollowerStatus:  # noqa: ANN401 - a report's fields
+    return FollowerStatus("cache", reported(**changed), None, None)
+
+
+def test_incidents_are_listed_once_with_their_cause_the_newest_first() -> None:
+    found = Incidents()
+    daemon = {"incidents": [{"at_us": 5, "kind": "reconnect", "what": "Kafka does not answer"}]}
+    for _ in range(3):
+        found.add(measured(Level.OK, daemon=daemon, followers=[follower()]))
+    [only] = found.listed()
+    assert only == {"at_us": 5, "kind": "reconnect", "what": "Kafka does not answer"}
+    full = follower(state="halted", what="the store is full", generation=2)
+    for _ in range(2):
+        found.add(measured(Level.FAILED, followers=[full]))
+    kinds = {each["kind"]: each["what"] for each in found.listed()}
+    assert kinds["verdict"] == "failed: a sentence"
+    assert kinds["rebuild"].endswith("as generation 2")
+    assert kinds["follower"] == "cache is halted: the store is full"
+    assert found.listed()[-1] == only
+    assert len(found.listed()) == 4
+
+
+def test_the_first_generation_and_the_first_daemon_are_no_incidents() -> None:
+    found = Incidents()
+    log = SimpleNamespace(epoch=1, timeline=1)
+    owners = ("here:1:setup", "here:1:snapshot", "here:2:5f0c")
+    for generation, owner in zip((0, 0, 1), owners, strict=True):
+        resume = (log, SimpleNamespace(owner=owner))
+        found.add(measured(Level.OK, resume=resume, followers=[follower(generation=generation)]))
+    assert found.listed() == []
+    found.add(measured(Level.OK, resume=(log, SimpleNamespace(owner="there:1:77aa"))))
+    assert [each["kind"] for each in found.listed()] == ["fencing"]
+
+
+def test_incidents_are_bounded_and_the_newest_stay() -> None:
+    found = Incidents()
+    for at in range(1_000):
+        daemon = {"incidents": [{"at_us": at, "kind": "reconnect", "what": "again"}]}
+        found.add(measured(Level.OK, daemon=daemon))
+    assert [each["at_us"] for each in found.listed()] == list(range(999, 799, -1))

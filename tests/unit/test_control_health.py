@@ -127,6 +127,7 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
         "failures": 0,
         "failing_seconds": None,
         "error": "",
+        "incidents": (),
     }
 
 
@@ -152,3 +153,11 @@ def test_a_batch_that_kafka_refuses_is_reported_before_a_stall(
     assert report.reason == "Kafka has not taken a batch for 16 s"
     health.progress(200, 200, 8)
     assert health.report().ready
+
+
+def test_the_newest_sessions_that_ended_are_kept_and_no_more(health: Health) -> None:
+    for number in range(80):
+        health.failed(f"error {number}", "fencing" if number == 79 else "reconnect")
+    kept = health.report().incidents
+    assert [each["what"] for each in kept] == [f"error {number}" for number in range(30, 80)]
+    assert [each["kind"] for each in kept][-2:] == ["reconnect", "fencing"]

@@ -42,6 +42,12 @@ def test_one_pip_line_names_every_extra_that_is_missing(monkeypatch: pytest.Monk
     assert caught.value.hint == "pip install 'lockstep-cdc[migrations,opensearch]'"
 
 
+def test_an_extra_is_installed_with_all_of_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert extras.is_installed("console")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert not extras.is_installed("console")
+
+
 def test_an_import_that_no_extra_brings_is_a_bug() -> None:
     assert extras.missing(ModuleNotFoundError("x", name="nosuch.part")) is None
     found = extras.missing(ModuleNotFoundError("x", name="pyspark.sql"))

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
 from cdc.log.frontier_tail import Unapplied
+from cdc.log.group_records import WebhookReport
+from cdc.log.group_states import GroupState
 from cdc.operate import alerts
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import FollowerStatus
@@ -22,6 +24,7 @@ from cdc.operate.metric_table import EVERY
 from cdc.operate.metrics import Metrics
 from cdc.operate.retention import Retention
 from cdc.operate.verdict import Verdict
+from cdc.operate.webhooks import WebhookStatus
 from cdc.snapshot.incremental.records import IncrementalRecord
 from cdc.snapshot.initial.progress import Report
 from cdc.source.slots import Slot
@@ -38,6 +41,12 @@ def filled() -> Metrics:
     )  # fmt: skip
     status = FollowerStatus("cache", record, LSN(2), Unapplied(None))
     metrics.followers = lambda: [status]
+    hook = WebhookReport(
+        pipeline="p", webhook="hook", owner="o", state="delivering", since_us=1, moved_at_us=1,
+        at_us=time.time_ns() // 1_000,
+    )  # fmt: skip
+    delivering = WebhookStatus("hook", GroupState("webhook.hook", 1, {}, {}), 0, (hook,))
+    metrics.webhooks = lambda: [delivering]
     cause = Cause(Level.FAILED, "slot", "what", "remedy")
     metrics.verdict = lambda: Verdict(Level.FAILED, "failed", (cause,))
     slot = Slot("s", "pgoutput", "d", 1, LSN(1), LSN(1), "reserved", 9, None, False, 9)  # noqa: FBT003
@@ -101,7 +110,6 @@ def test_the_rules_are_yaml_with_the_expressions_of_the_table() -> None:
 # For each alert a series that must fire it, and one that must not: values at each minute.
 _SERIES = {
     "LockstepDown": ("other_metric", "1+0x40", 'lockstep_state{state="streaming"}', "1+0x40"),
-    "LockstepHalted": ('lockstep_state{state="halted"}', "1+0x40", None, "0+0x40"),
     "LockstepFailed": ('lockstep_verdict{level="failed"}', "1+0x40", None, "0+0x40"),
     "LockstepSlotLostSoon": ("lockstep_slot_lost_in_seconds", "60+0x40", None, "20000+0x40"),
     "LockstepSlotUnreserved": (
@@ -120,6 +128,12 @@ _SERIES = {
         *('lockstep_follower_state{state="not_running"}', "1+0x40", None, "0+0x40"),
     ),
     "LockstepStoreRebuilt": ("lockstep_follower_generation", "1+0x25 2+0x15", None, "1+0x40"),
+    "LockstepWebhookNotRunning": (
+        *('lockstep_webhook_state{state="gap"}', "1+0x40"),
+        *('lockstep_webhook_state{state="delivering"}', "1+0x40"),
+    ),
+    "LockstepWebhookStalled": ("lockstep_webhook_stalled_seconds", "181+0x40", None, "59+0x40"),
+    "LockstepWebhookUndelivered": ("lockstep_webhook_undelivered", "1+0x40", None, "0+0x40"),
     "LockstepPromotion": ("lockstep_timeline", "1+0x25 2+0x15", None, "1+0x40"),
     "LockstepRefusedMessages": (
         *("lockstep_refused_messages_total", "0+0x25 5+0x15", None, "3+0x40"),

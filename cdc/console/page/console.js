@@ -1,6 +1,7 @@
 // Asks the console's API every two seconds and draws what it answers. The verdict is the server's
 // own; the page only ever makes it worse: what is old or does not answer is unknown, never green.
 
+import { offerTables, showActions, start } from "./act.js";
 import { bar, definitions, duration, element, line, number, rate, shape, size } from "./draw.js";
 import { follow, versions } from "./tail.js";
 
@@ -20,8 +21,8 @@ if (given) {
   history.replaceState(null, "", location.pathname);
 }
 
-async function request(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: token ? { authorization: `Bearer ${token}` } : {}, credentials: "omit", redirect: "error" });
+async function request(path, options = {}, headers = {}) {
+  const answer = await fetch(path, { ...options, headers: token ? { ...headers, authorization: `Bearer ${token}` } : headers, credentials: "omit", redirect: "error" });
   if (answer.status === 401) ask(token ? "this token is not accepted" : "");
   return answer;
 }
@@ -74,7 +75,17 @@ function showStatus(found) {
   stores = status.followers;
   flow(status, measured.rates);
   slot(status, measured.slot);
+  showActions(status, found.actions);
+  incidents(measured.incidents);
   webhooks(status.webhooks);
+}
+
+function incidents(found) {
+  by("incidents").replaceChildren(...found.map((each) => element("li", {},
+    element("div", { class: "head" }, element("span", { class: "kind" }, each.kind),
+      element("time", { class: "quiet", datetime: new Date(each.at_us / 1000).toISOString() }, new Date(each.at_us / 1000).toLocaleString())),
+    element("div", {}, each.what))));
+  if (!found.length) by("incidents").replaceChildren(element("li", { class: "quiet" }, "none since the console started"));
 }
 
 function webhooks(found) {
@@ -154,10 +165,20 @@ function showChart(found) {
   const lines = [line("Events/s into the log", ago, found.events_per_second, (value) => value.toFixed(1))];
   if (found.lag_seconds.some((value) => value !== null)) lines.push(line("Lag of the log", ago, found.lag_seconds, duration));
   for (const [name, lags] of Object.entries(found.follower_lag_seconds)) lines.push(line(`Lag of ${name}`, ago, lags, duration));
-  by("chart").replaceChildren(...lines);
+  const late = (value) => duration(value / 1000), hour = found.hour;
+  if (found.late_p50_ms.some((value) => value !== null)) {
+    lines.splice(1, 0, line("Commit to log, p50", ago, found.late_p50_ms, late), line("Commit to log, p99", ago, found.late_p99_ms, late));
+  }
+  const all = definitions([
+    ["measured for", duration(hour.seconds)],
+    ["throughput", hour.events_per_second === null ? "measuring" : rate(hour.events_per_second, "events/s")],
+    ["commit to log", hour.late_p50_ms === null ? "no event yet" : `p50 ${late(hour.late_p50_ms)}, p99 ${late(hour.late_p99_ms)}`],
+  ]);
+  by("chart").replaceChildren(all, element("div", { class: "lines" }, ...lines));
 }
 
 function showTables({ tables, since_ms }) {
+  offerTables(tables);
   const wanted = by("tables-filter").value.trim();
   const found = tables.filter((each) => each.name.includes(wanted));
   const since = new Date(since_ms ?? 0).toLocaleTimeString();
@@ -223,5 +244,6 @@ async function refresh() {
   }
 }
 
+start(request);
 refresh();
 setInterval(() => { if (by("login").hidden) refresh(); }, EVERY_MS);

@@ -21,6 +21,8 @@ export const size = (bytes) => {
 
 export const duration = (seconds) => {
   if (seconds === null || seconds === undefined) return "unknown";
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.1) return `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;

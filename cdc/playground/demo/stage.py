@@ -40,7 +40,7 @@ from cdc.playground.demo.views import VIEWS
 from cdc.playground.demo.writing import Generator
 from cdc.playground.servers import ports
 from cdc.playground.servers.stack import Endpoints, LocalStack
-from cdc.runtime import spark
+from cdc.runtime import extras, spark
 from cdc.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class DemoRun:
         daemon = DaemonChild(home, file, config)
         stack.callback(daemon.stop)
         daemon.start()
+        if config.console.listen:
+            self._view.say(f"demo: watch it in a browser: http://{config.console.listen}/")
         flow = Flow(names.frontier_topic(config.prefix), config.followers)
         followers = self._follow(home, file, config, flow, stack) if options.followers else None
         generator = Generator(home, config.source.dsn, options.seed, options.rate)
@@ -333,6 +335,9 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "control": {"secret": os.urandom(32).hex()},
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
+    if extras.is_installed("console"):
+        taken = {*home.remembered_ports(), int(settings["http"]["listen"].rpartition(":")[2])}
+        settings["console"] = {"listen": f"{ports.LOOPBACK}:{ports.choose(taken)}"}
     if followed:
         settings["views"] = VIEWS
         settings["followers"] = follower_settings(home, ends)

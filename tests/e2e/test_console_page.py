@@ -1,0 +1,231 @@
+"""The console's page in a real browser, with live data: every panel, every width, by keyboard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.events import LSN
+from tests.fixtures.browser import complaints, findings, requested, show_as
+from tests.fixtures.console import ConsoleUnderTest
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.integration.test_console_actions import given_up
+from tests.integration.test_wait import FOLLOWERS, FakeFollower
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = [pytest.mark.long("starts Chromium"), pytest.mark.timeout(400)]
+
+_EVIL = "<img src=x onerror=alert(1)>"
+_TABLES = (
+    f'CREATE TABLE "{_EVIL}" (id int PRIMARY KEY, note text)',
+    "CREATE TABLE t (id int PRIMARY KEY, note text)",
+    "ALTER TABLE t REPLICA IDENTITY FULL",
+)
+_HOOK = {"url": "https://example.com/hook", "secrets": ["whsec_QUJD"], "tables": ["public.t"]}
+_WIDTHS = (320, 375, 768, 1280, 3840)
+
+Page = Callable[..., ConsoleUnderTest]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What ends with the test."""
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    line = pipeline(*_TABLES, followers=FOLLOWERS, webhooks={"hook": _HOOK})
+    line.start().wait_ready()
+    follower = FakeFollower(line.config)
+    follower.report(lsn=LSN(1), state="following", began_at_us=time.time_ns() // 1_000)
+    line.database.execute("INSERT INTO t SELECT i, 'before' FROM generate_series(1, 50) i")
+    wait_until(line.frontiers, "the log has no frontier")
+    return line
+
+
+@pytest.fixture
+def page(line: PipelineUnderTest, browser: Chrome, stack: ExitStack, tmp_path: Path) -> Page:
+    """Open a console's page; `options` are further ones of its command."""
+
+    def open_(*options: str) -> ConsoleUnderTest:
+        file = line.write("console.yaml", http__listen=f"127.0.0.1:{line.daemon.port}")
+        shown = ConsoleUnderTest(file, tmp_path / "console.log", *options)
+        stack.callback(shown.close)
+        requested(browser)
+        show_as(browser, 1280)
+        browser.get(f"http://127.0.0.1:{shown.port}/")
+        wait_until(lambda: "webhook" in text(browser, "#causes"), "no verdict is shown")
+        # Written while it looks: the tail has it.
+        line.database.execute(
+            f"INSERT INTO \"{_EVIL}\" VALUES (7, '<script>alert(2)</script>')",
+            "UPDATE t SET note = '<b>after</b>' WHERE id = 7",
+        )
+        wait_until(lambda: "<b>after</b>" in text(browser, "#tail"), "the tail shows nothing")
+        return shown
+
+    return open_
+
+
+def text(browser: Chrome, selector: str) -> str:
+    """Return what a part of the page shows."""
+    found = browser.execute_script(
+        "return document.querySelector(arguments[0]).innerText", selector
+    )
+    return str(found)
+
+
+def count(browser: Chrome, selector: str) -> int:
+    return int(
+        browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
+    )
+
+
+def click(browser: Chrome, selector: str) -> None:
+    browser.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+
+def write_in(browser: Chrome, selector: str, value: str) -> None:
+    browser.execute_script(
+        "const field = document.querySelector(arguments[0]); field.value = arguments[1];"
+        "field.dispatchEvent(new Event('input', { bubbles: true }));",
+        selector, value,
+    )  # fmt: skip
+
+
+def test_every_panel_shows_live_data_as_text_and_nothing_leaves_the_machine(
+    page: Page, line: PipelineUnderTest, browser: Chrome
+) -> None:
+    chosen = given_up(line, "webhook.hook", 1)
+    shown = page()
+    assert text(browser, "#sentence").startswith("✗")
+    assert "hook has never run" in text(browser, "#causes")
+    flow = text(browser, "#flow")
+    assert all(each in flow for each in (line.database.name, "Kafka log", "cache", "lag"))
+    assert "of WAL" in text(browser, "#slot")
+    assert "cdc webhook run hook" in text(browser, "#webhooks")
+    assert "failed: " in text(browser, "#incidents")
+    wait_until(lambda: f"public.{_EVIL}" in text(browser, "#tables"), "the table is not listed")
+    tail = text(browser, "#tail")
+    assert f"public.{_EVIL}" in tail
+    assert "<script>alert(2)</script>" in tail
+    assert "before → <b>after</b>" in tail
+    wait_until(lambda: "commit to log" in text(browser, "#chart"), "no chart", 30)
+    wait_until(lambda: "p99" in text(browser, "#chart"), "no latency", 30)
+    click(browser, "#dead-title ~ details summary")
+    wait_until(lambda: chosen in text(browser, "#dead"), "the dead letter is not shown")
+    assert "HTTP 400 <b>no</b>" in text(browser, "#dead")
+    assert f"cdc webhook send hook {chosen}" in text(browser, "#dead")
+    click(browser, "#dead-title ~ details:last-of-type summary")
+    click(browser, "#large-list")
+    wait_until(lambda: "there are none" in text(browser, "#large"), "the list does not arrive", 60)
+    click(browser, "#tail button.link")
+    wait_until(lambda: "archive.path" in text(browser, "#explain"), "it explains nothing")
+    # Read-only: the commands are shown, and no button runs one.
+    write_in(browser, "[data-action=snapshot] input", f"public.{_EVIL}")
+    assert f"cdc snapshot start 'public.{_EVIL}'" in text(browser, "#actions")
+    assert count(browser, "#actions .act button:enabled, #dead button:enabled") == 0
+    # Names and values have become no elements, and the policy had nothing to refuse.
+    assert (
+        browser.execute_script("return document.querySelectorAll('img, b:not(.row b)').length") == 0
+    )
+    assert complaints(browser) == []
+    assert requested(browser) == {("http", f"127.0.0.1:{shown.port}")}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_fits_every_width_and_is_accessible(
+    page: Page, line: PipelineUnderTest, browser: Chrome, axe: str, *, dark: bool
+) -> None:
+    given_up(line, "webhook.hook", 1)
+    page()
+    click(browser, "#dead-title ~ details summary")
+    write_in(browser, "[data-action=snapshot] input", "public." + "a_very_long_name" * 6)
+    wait_until(lambda: "undecided" in text(browser, "#dead-note"), "no dead letter")
+    wide = (
+        "return [...document.querySelectorAll('body *')].filter((each) => !each.closest('.scroll')"
+        " && !each.matches('.skip') && each.getBoundingClientRect().right > innerWidth + 0.5)"
+        ".map((each) => `${each.tagName}#${each.id}.${each.className}`)"
+    )
+    for width in _WIDTHS:
+        show_as(browser, width, dark=dark)
+        overflow = "return document.scrollingElement.scrollWidth - innerWidth"
+        assert browser.execute_script(overflow) <= 0, (width, browser.execute_script(wide))
+        assert browser.execute_script(wide) == [], width
+        assert findings(browser, axe) == [], width
+    back = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(17, 21, 27)") is dark
+
+
+def test_everything_is_reached_by_keyboard_and_keeps_the_focus(page: Page, browser: Chrome) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains  # noqa: PLC0415 - slow
+    from selenium.webdriver.common.keys import Keys  # noqa: PLC0415 - as above
+
+    page("--allow-actions")
+    write_in(browser, "[data-action=snapshot] input", "public.t")
+    write_in(browser, "[data-action=rebuild] input", "cache")
+    click(browser, "#dead-title ~ details summary")
+    wanted = browser.execute_script(
+        "let number = 0; for (const each of document.querySelectorAll('a, button:enabled, input,"
+        " summary, .scroll[tabindex]')) if (each.checkVisibility() && !each.closest('#tail'))"
+        " each.dataset.reached = ++number; return number;"
+    )
+    browser.execute_script("document.activeElement?.blur(); window.scrollTo(0, 0)")
+    seen = (
+        "const at = document.activeElement, style = getComputedStyle(at);"
+        "return [at.dataset.reached ?? '', at.closest('#tail') !== null,"
+        " style.outlineStyle !== 'none' && style.outlineWidth !== '0px']"
+    )
+    reached = set[str]()
+    for _ in range(wanted + 400):
+        ActionChains(browser).send_keys(Keys.TAB).perform()
+        number, in_tail, outlined = browser.execute_script(seen)
+        assert outlined or number == "", "the focus is not visible"
+        if number:
+            reached.add(number)
+        elif not in_tail and len(reached) == wanted:
+            break
+    assert len(reached) == wanted
+    # The page is drawn again every two seconds: what has the focus is not.
+    browser.execute_script("document.querySelector('[data-action=snapshot] button').focus()")
+    time.sleep(5)
+    kept = "return document.activeElement.closest('[data-action]')?.dataset.action"
+    assert browser.execute_script(kept) == "snapshot"
+
+
+def test_a_button_runs_the_command_that_is_shown(page: Page, browser: Chrome) -> None:
+    from selenium.webdriver.common.alert import Alert  # noqa: PLC0415 - slow
+
+    page("--allow-actions")
+    write_in(browser, "[data-action=snapshot] input", "public.t")
+    command = text(browser, "[data-action=snapshot] code")
+    assert command == "cdc snapshot start public.t"
+    # From a task of its own: the question keeps the script waiting.
+    browser.execute_script(
+        "setTimeout(() => document.querySelector('[data-action=snapshot] button').click())"
+    )
+    alert = Alert(browser)
+    wait_until(lambda: asked(alert), "nothing is asked")
+    assert command in alert.text
+    alert.accept()
+    wait_until(lambda: "exit code 0" in text(browser, "#acts"), "it does not end")
+    assert command in text(browser, "#acts")
+    wait_until(lambda: "read" in text(browser, "#tail"), "no row is read again")
+    wait_until(lambda: "is read again" in text(browser, "#incidents"), "it is not noted")
+
+
+def asked(alert: object) -> bool:
+    from selenium.common.exceptions import NoAlertPresentException  # noqa: PLC0415 - slow
+
+    try:
+        return bool(getattr(alert, "text"))  # noqa: B009 - it raises
+    except NoAlertPresentException:
+        return False
