@@ -36,6 +36,9 @@ from benchmarks import (
     result,
     snapshot_delta,
     snapshot_log,
+    view_refresh,
+    view_timeline,
+    view_tpch,
 )
 from benchmarks.drain_bigtx import BigTransaction
 from benchmarks.drain_inserts import Inserts
@@ -84,6 +87,9 @@ BENCHMARKS = {
     redis_truncate.NAME: Benchmark(redis_truncate.run, 8, 8),
     **{name: Benchmark(run_, 20, 20) for name, run_ in past.RUNS.items()},
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
+    view_refresh.NAME: Benchmark(view_refresh.run, 20, 20),
+    view_timeline.NAME: Benchmark(view_timeline.run, 6, 6),
+    view_tpch.NAME: Benchmark(view_tpch.run, 10, 10),
     digest.NAME: Benchmark(digest.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

@@ -24,6 +24,7 @@ import click
 
 from benchmarks import result, turns
 from benchmarks.daemon import Daemon
+from benchmarks.digest import NO_DIGESTS
 from benchmarks.drain_bigtx import BigTransaction
 from benchmarks.drain_inserts import Inserts
 from benchmarks.drain_tpcb import TpcB
@@ -50,23 +51,27 @@ _FIGURES: Final = ("value", "of_floor", "cpu_s_per_million", "peak_rss_mb", "p50
 @click.option("--rows", type=int, help="Backlog of a drain.  [default: the workload's own]")
 @click.option("--runs", default=1, show_default=True, help="Drains in each run.")
 @click.option("--seconds", type=float, help="Measured at the rate, of latency.")
-def main(rev: str, name: str, *, pairs: int, **given: float | None) -> None:
+@click.option("--no-digests", is_flag=True, help="A drain here keeps no digests of the log.")
+def main(rev: str, name: str, *, pairs: int, no_digests: bool, **given: float | None) -> None:
     """Run NAME at REV and here in turns; print the ratios, here to there, as one line of JSON."""
     with checked_out(rev) as before:
         if name in _DRAINS:
-            shown = drained(before, _DRAINS[name], pairs, given["rows"])
+            shown = drained(before, _DRAINS[name], pairs, given["rows"], digests=not no_digests)
         else:
             shown = run_both(before, rev, name, pairs, given)
     result.keep(shown)
     click.echo(result.line(shown))
 
 
-def drained(before: Path, workload: Workload, pairs: int, rows: float | None) -> dict[str, Any]:
+def drained(
+    before: Path, workload: Workload, pairs: int, rows: float | None, *, digests: bool
+) -> dict[str, Any]:
     """Drain one backlog by both commits' daemons in turns; return the ratios."""
-    here, there = Daemon("here"), Daemon("there", tree=before)
+    here = Daemon("here") if digests else Daemon("here", program=NO_DIGESTS)
+    there = Daemon("there", tree=before)
     found, versions = turns.run(workload, here, there, int(rows or workload.rows), pairs)
     return {
-        "name": f"against-{workload.name}",
+        "name": f"against-{workload.name}{'' if digests else '-no-digests'}",
         "unit": "rows/s",
         "commit": result.commit(),
         "against": commit_of(before),

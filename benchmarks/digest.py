@@ -33,11 +33,13 @@ class Nothing:
 batch.ChunkHash = Nothing
 main()
 """
+# A daemon that keeps no digests.
+NO_DIGESTS: Final = (sys.executable, "-c", _PROGRAM)
 
 
 def run(options: Options) -> dict[str, Any]:
     """Return the result: by how many percent a row costs more CPU time with digests."""
-    ours, without = Daemon(), Daemon("without digests", program=(sys.executable, "-c", _PROGRAM))
+    ours, without = Daemon(), Daemon("without digests", program=NO_DIGESTS)
     rows, count = options.rows or _ROWS, _PAIRS_PER_RUN * options.runs
     pairs, versions = turns.run(Inserts(), ours, without, rows, count, keep=options.keep)
     found = turns.ratios(pairs)

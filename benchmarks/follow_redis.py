@@ -56,6 +56,11 @@ class RedisStore:
         """Return how many keys match a pattern."""
         return sum(1 for _ in self._client.scan_iter(pattern, count=10_000))
 
+    def members(self, key: str) -> set[str]:
+        """Return the members of a sorted set."""
+        found: Any = self._client.zrange(key, 0, -1)
+        return {each.decode() for each in found}
+
     def memory_bytes(self) -> int:
         """Return the memory that the server uses."""
         return int(self._client.info("memory")["used_memory"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 _REPOSITORY = Path(__file__).parent.parent
 _MIB_PER_KIB = 1024
+_MEASURED = ("cdc", "jobs", "sinks", "lockstep", "benchmarks/*.py")
 
 
 def build(  # noqa: PLR0913 - the line's fields, by name
@@ -100,7 +101,7 @@ def commit() -> str:
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         # The result files are left out: every benchmark changes them.
-        changed = _git("status", "--porcelain", "--", "cdc", "benchmarks/*.py")
+        changed = _git("status", "--porcelain", "--", *_MEASURED)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}-dirty" if changed else head

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import InvariantError
 from cdc.log import digests, names, records
-from cdc.log.records import FrontierRecord, ResumePosition
+from cdc.log.records import DIGESTS_FORMAT, FrontierRecord, ResumePosition
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -47,10 +47,13 @@ class Frontiers:
         self._epoch = epoch
         self._acknowledged = resume
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
-        # None if they are not known of all that is pending: an older version wrote some of it.
+        # None if they are not known of all that is pending: an older version wrote some of it, and
+        # hashed it in another way, or not at all.
         self._digests: dict[Partition, bytes] | None = None
-        if not resume.pending or resume.digests is not None:
-            known = map(digests.decoded, resume.digests or ())
+        if not resume.pending:
+            self._digests = {}
+        elif resume.digests is not None and resume.format == DIGESTS_FORMAT:
+            known = map(digests.decoded, resume.digests)
             self._digests = dict(zip(self._pending, known, strict=True))
         self._chunks = list(resume.chunks)
         self._chain = resume.chain

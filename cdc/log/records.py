@@ -24,7 +24,8 @@ ALTERED: Final = "cdc.altered"
 # Raised when a field changes its meaning or a field is added that a reader must not ignore; each
 # kind of record has its own, the default of its field `format`.
 FORMAT = 1
-DIGESTS_FORMAT = 2  # of the records that carry digests
+DIGESTS_FORMAT = 3  # of the records that carry digests
+SHA256_FORMAT = 2  # of those whose chunks were hashed by SHA-256
 
 
 class PublicationOptions(msgspec.Struct, frozen=True, omit_defaults=True):

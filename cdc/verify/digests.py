@@ -111,7 +111,7 @@ class PartitionCheck:
         while self._stated and at < len(values) and not self._unreadable:
             end = self._end_of_chunk(keys, values, at)
             if end > at:
-                self._hash = self._hash or ChunkHash()
+                self._hash = self._hash or ChunkHash(self._record.format)
                 self._hash.add_columns(keys[at:end], values[at:end])
             at = end
             if at < len(values):

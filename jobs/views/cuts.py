@@ -100,8 +100,8 @@ class ViewCuts(MirrorCuts):
                 name: TableStates(
                     spark,
                     versions[name],
-                    cut.before and self._place(cut.before.versions, versions[name]),
-                    self._place(cut.after.versions, versions[name]),
+                    cut.before and self.place(cut.before.versions, versions[name]),
+                    self.place(cut.after.versions, versions[name]),
                     self._storage,
                 )
                 for name in sorted({each for view in plans for each in view.tables})
@@ -115,7 +115,8 @@ class ViewCuts(MirrorCuts):
         if changed:
             yield definitions.changes(changed, after)
 
-    def _place(self, versions: Mapping[str, int], table: Version) -> MirrorVersion | None:
+    def place(self, versions: Mapping[str, int], table: Version) -> MirrorVersion | None:
+        """Return where a table's mirror is, in one of these versions; None if it has none."""
         place = table.topic.removeprefix(f"{self._config.prefix}.")
         if place not in versions:
             return None

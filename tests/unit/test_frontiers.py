@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+import pytest
+from blake3 import blake3
 from msgspec.structs import replace
 
 from cdc.events import LSN
 from cdc.log import digests
 from cdc.log.frontiers import Frontiers
 from cdc.log.partitions import Partition
+from cdc.log.records import DIGESTS_FORMAT, SHA256_FORMAT
+from cdc.verify.digests import PartitionCheck
 from tests.property.stream import position
 
 USERS = ("p.public.users", 0)
@@ -108,8 +112,14 @@ def test_a_restart_takes_up_what_no_frontier_covers() -> None:
     assert frontiers.add({}, {}, 4).pending == ()
 
 
-def test_what_an_older_version_left_pending_has_no_digest_and_the_next_frontier_has() -> None:
+@pytest.mark.parametrize("format_", [1, SHA256_FORMAT])
+def test_what_an_older_version_left_pending_has_no_digest_and_the_next_frontier_has(
+    format_: int,
+) -> None:
     resume = position(end_lsn=0x200, seq=4, pending=((*USERS, 3),))
+    if format_ == SHA256_FORMAT:  # its digest is one of another hash
+        hashed = (digests.encoded(digests.START),)
+        resume = replace(resume, format=format_, chunks=(3,), digests=hashed)
     frontiers = Frontiers("p", 1, resume, {USERS: 18})
     assert frontiers.add(*batch({ORDERS: 1}), 5).digests is None
     frontiers.acknowledged(position(end_lsn=0x300, seq=5), {ORDERS: 6})
@@ -123,6 +133,23 @@ def test_what_an_older_version_left_pending_has_no_digest_and_the_next_frontier_
     assert following is not None
     assert (following.chunks, following.previous) == ((2,), without.chain)
     assert following.digests is not None
+
+
+def test_records_are_checked_by_the_hash_of_their_frontiers_format() -> None:
+    keys, values = [b"1", None], [b'{"source":{"seq":1}}', None]
+    text = b'\x82\xa3key\xc4\x011\xa5value\xc4\x14{"source":{"seq":1}}\x82\xa3key\xc0\xa5value\xc0'
+    known = {SHA256_FORMAT: sha256(text).digest(), DIGESTS_FORMAT: blake3(text).digest()}
+    for format_, chunk in known.items():
+        stated = digests.encoded(digests.fold(digests.START, chunk))
+        taken = at(0x200, 4).take()
+        assert taken is not None
+        record = replace(
+            taken, format=format_, partitions=((*USERS, 2, 1),), chunks=(4,), digests=(stated,)
+        )
+        for other in known:
+            check = PartitionCheck(replace(record, format=other), 0)
+            check.add(keys, values)
+            assert (check.finish() is None) == (other == format_)
 
 
 def test_a_restart_continues_the_chain_and_the_digests_from_the_resume_record() -> None:

@@ -1,0 +1,209 @@
+"""A follower of views under measurement: the CPU time of its cuts, and of computing them completely.
+
+The daemon and a Delta follower of the tables run in processes of their own. The measured process
+keeps the views in Delta. What a cut costs is its CPU time from before the commit until the store is
+at its frontier and a second after, less what it uses while nothing happens. Computing them completely
+is `benchmarks.view_recompute`, over the same mirrors.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+import yaml
+
+from benchmarks import backlog
+from benchmarks.daemon import CDC, Daemon, config_path
+from benchmarks.failure import BenchmarkError
+from benchmarks.family import Family
+from benchmarks.follow_delta import DeltaStore
+from benchmarks.follow_run import FOLLOWER
+from benchmarks.follow_server import RUN
+from benchmarks.programs import Program
+from benchmarks.progress import Every, say
+from lockstep.jobs.reading_as_of import read_as_of_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from benchmarks.follow_run import Store
+    from benchmarks.servers import Servers
+
+LAKE: Final = "lake"
+_IDLE_SECONDS: Final = 10.0
+_AFTERWARDS_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.05
+_TIMEOUT_SECONDS: Final = 3_600.0
+_RECOMPUTES: Final = 3
+
+# Statements, or lines for COPY by table.
+Work = Sequence[str] | Mapping[str, Iterable[bytes]]
+
+
+class Cut(NamedTuple):
+    """One transaction, applied by the follower of the views."""
+
+    cpu_s: float
+    seconds: float  # from the commit until readers find the frontier
+
+
+class ViewRun:
+    """Tables in Postgres, their mirrors, and views of them."""
+
+    def __init__(
+        self,
+        up: Servers,
+        connection: psycopg.Connection,
+        tables: Mapping[str, str],
+        views: Mapping[str, Mapping[str, Any]],
+        store: Store | None = None,
+    ) -> None:
+        """`tables`: what CREATE TABLE has in parentheses. `views`: their sections.
+
+        `store` is where the views are: in Delta by default.
+        """
+        self._up, self.connection, self._tables, self.views = up, connection, tables, views
+        self._folder = up.place.folder / RUN
+        self._mirrors = DeltaStore(self._folder / LAKE, 0)
+        self._answers = store or DeltaStore(self._folder / FOLLOWER, 0)
+        self.seq, self._watched = 0, list[Program]()
+        self.peaks_mb = dict[str, float]()
+        for name, columns in tables.items():
+            connection.execute(f"CREATE TABLE {name} ({columns})".encode())
+        backlog.publish(connection, tuple(tables))
+
+    @contextmanager
+    def mirrored(self) -> Iterator[None]:
+        """Run the daemon and the follower of the tables for the duration of the block."""
+        daemon, place = Daemon(), self._up.place
+        daemon.prepare(place, RUN, tuple(self._tables))
+        path = config_path(place, RUN)
+        config = yaml.safe_load(path.read_text())
+        config["views"] = {name: dict(view) for name, view in self.views.items()}
+        answers = {**self._answers.section, "mirror": LAKE, "views": list(self.views)}
+        config["followers"] = {LAKE: self._mirrors.section, FOLLOWER: answers}
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        with daemon.start(place, RUN) as running, self._following(LAKE) as lake:
+            self._watched = [running, lake]
+            yield
+
+    @contextmanager
+    def viewed(self) -> Iterator[Family]:
+        """Run the measured follower, from when it has computed the views for the first time."""
+        with self._following(FOLLOWER) as follower:
+            self._watched.append(follower)
+            family = Family(follower.pid)
+            self._wait(self._answers, family)
+            family.wait_until_quiet()
+            yield family
+            family.look()
+            self.peaks_mb = family.peaks_mb
+            self._watched.remove(follower)
+
+    def execute(self, work: Work) -> None:
+        """Change rows in one transaction: by statements, or by COPY of lines into tables."""
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            if isinstance(work, Sequence):
+                for each in work:
+                    self.seq += max(cursor.execute(each.encode()).rowcount, 0)
+                return
+            for table, lines in work.items():
+                with cursor.copy(f"COPY {table} FROM STDIN DELIMITER '|'".encode()) as copy:
+                    for line in lines:
+                        copy.write(line)
+                self.seq += cursor.rowcount
+
+    def wait_for_mirrors(self) -> None:
+        """Wait until the mirrors have every change."""
+        self._wait(self._mirrors, None)
+
+    def idle_cores(self, family: Family) -> float:
+        """Return what the follower uses while nothing happens."""
+        family.wait_until_quiet()
+        return family.cores(_IDLE_SECONDS)
+
+    def cut(self, family: Family, work: Work, idle: float) -> Cut:
+        """Change rows in one transaction; return what the follower of the views used for it."""
+        family.look()
+        used, began = family.cpu_seconds, time.monotonic()
+        self.execute(work)
+        seconds = self._wait(self._answers, family)
+        time.sleep(_AFTERWARDS_SECONDS)
+        family.look()
+        lasted = time.monotonic() - began
+        found = Cut(family.cpu_seconds - used - idle * lasted, seconds)
+        say(f"a cut: {found.cpu_s:.2f} CPU-s, {found.seconds:.1f} s")
+        return found
+
+    def recomputed(self) -> dict[str, dict[str, float]]:
+        """Return the median CPU and wall seconds of computing each view completely."""
+        command = [sys.executable, "-m", "benchmarks.view_recompute"]
+        path, out = config_path(self._up.place, RUN), self._folder / "complete"
+        log = self._folder / "complete.log"
+        log.unlink(missing_ok=True)
+        command += [str(path), FOLLOWER, str(out), str(_RECOMPUTES)]
+        with Program(
+            "the complete computation", command, log, environment=self._environment
+        ) as ran:
+            ran.wait(_TIMEOUT_SECONDS)
+            line = next(each for each in ran.output().splitlines() if each.startswith("[{"))
+        runs = orjson.loads(line)
+        return {
+            view: {
+                figure: statistics.median(each[view][figure] for each in runs)
+                for figure in ("cpu_s", "seconds")
+            }
+            for view in self.views
+        }
+
+    def check(self, view: str) -> None:
+        """Raise BenchmarkError unless a view has as many rows as Postgres' own answer."""
+        sql = self.views[view]["sql"]
+        row = self.connection.execute(f"SELECT count(*) FROM ({sql}) AS v".encode()).fetchone()
+        assert row is not None
+        place = self._folder / FOLLOWER
+        found = read_as_of_arrow(str(place), [f"views.{view}"]).tables[f"views.{view}"].num_rows
+        if found != row[0]:
+            raise BenchmarkError(
+                f"view {view} has {found:,} rows, not {row[0]:,}", hint="no figure counts"
+            )
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "TMPDIR": str(self._folder), "PYSPARK_PYTHON": sys.executable}
+
+    def _following(self, name: str) -> Program:
+        command = [*CDC, "follow", "--config", str(config_path(self._up.place, RUN))]
+        return Program(
+            f"the follower {name}",
+            [*command, "--followers", name],
+            self._folder / f"follow-{name}.log",
+            environment=self._environment,
+        )
+
+    def _wait(self, store: Store, family: Family | None) -> float:
+        began, progress = time.monotonic(), Every(10.0)
+        while (seq := store.seq()) < self.seq:
+            for program in self._watched:
+                program.check()
+            progress.say(f"at {seq:,} of {self.seq:,}")
+            if family is not None:
+                family.look()
+            if time.monotonic() > began + _TIMEOUT_SECONDS:
+                raise BenchmarkError("the follower does not catch up", hint="see its log")
+            time.sleep(_LOOK_SECONDS)
+        return time.monotonic() - began
+
+
+def median(cuts: Sequence[Cut]) -> Cut:
+    """Return the median of each figure."""
+    return Cut(*(round(statistics.median(values), 3) for values in zip(*cuts, strict=True)))
