@@ -49,6 +49,8 @@ _GRACE_HOURS: Final = 1
 _LOG: Final = "_delta_log"
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
+# All of a version's files: Spark's checksums may list files with bounds of their values, too.
+_NUMBERED: Final = re.compile(r"\.?(\d{20})\.")
 
 
 class Erased(NamedTuple):
@@ -181,7 +183,12 @@ def _forget_before(path: str, storage: Mapping[str, str], version: int) -> None:
     listed = [each.base_name for each in files.get_file_info(FileSelector(_LOG))]
     commits = {name: int(at[1]) for name in listed if (at := _COMMIT.fullmatch(name))}
     checkpoints = {name: int(at[1]) for name in listed if (at := _CHECKPOINT.fullmatch(name))}
-    if min(commits.values(), default=version) >= version:
+    older = {
+        name: number
+        for name in listed
+        if (at := _NUMBERED.match(name)) and (number := int(at[1])) < version
+    }
+    if not older:
         return
     old = _removed(files, commits, checkpoints, version) - log.added(table).keys()
     with lake.translated(path):
@@ -189,9 +196,8 @@ def _forget_before(path: str, storage: Mapping[str, str], version: int) -> None:
     for name in map(unquote, sorted(old)):
         if files.get_file_info(name).type != FileType.NotFound:
             files.delete_file(name)
-    for name, number in sorted((commits | checkpoints).items(), key=lambda each: each[1]):
-        if number < version:
-            files.delete_file(f"{_LOG}/{name}")
+    for name in sorted(older, key=older.__getitem__):
+        files.delete_file(f"{_LOG}/{name}")
 
 
 def _removed(

@@ -193,3 +193,15 @@ def test_files_of_a_commit_that_never_came_are_deleted(tmp_path: Path) -> None:
         sink.erase(erased(), 5)
         assert holding(tmp_path) == ["young.parquet"]
         assert len(rows(tmp_path, 5)) == 1
+
+
+def test_checksums_that_spark_has_written_are_deleted(tmp_path: Path) -> None:
+    """They may list a version's files with their bounds."""
+    log = tmp_path / "public.users" / "_delta_log"
+    with closing(lake(tmp_path)) as sink:
+        lived(sink)
+        for name in (f"{1:020}.crc", f".{1:020}.json.crc"):
+            (log / name).write_text(MARKER)
+        sink.erase(erased(), 5)
+        assert holding(tmp_path) == []
+        assert len(rows(tmp_path, 5)) == 1
