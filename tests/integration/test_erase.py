@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -311,20 +312,21 @@ def test_views_over_an_erased_row_do_not_have_it(
     }
     kept = _kept(pipeline, tmp_path, followers, views=views)
     start = SparkStart(lambda: spark, {"mirror"})
+    both = partial(kept.follow, "mirror", "answers", spark=start)
     marker = uuid4().hex
-    kept.lived(marker, each=lambda: kept.follow(spark=start))
+    kept.lived(marker, each=both)
     assert kept.holds(marker, answers)
     kept.execute("UPDATE users SET name = 'n3' WHERE name = 'n2'")
     kept.archived.reach()
     kept.follow("mirror")
     with pytest.raises(ConfigError, match="answers is at seq"):
         Erasing(kept.config, "public.users", f"new-{marker}", with_mirrors=True).run()
-    kept.follow(spark=start)
+    both()
     done = Erasing(kept.config, "public.users", f"new-{marker}", with_mirrors=True).run()
     assert done.mirrors["answers"] == ["views.definitions", "views.longer", "views.names"]
     assert kept.holds(marker, lake) == kept.holds(marker, answers) == []
     kept.execute("UPDATE users SET name = 'n4' WHERE name = 'n3'")
-    kept.follow(spark=start)
+    both()
     names = read_as_of_arrow(str(answers), ["views.names"]).tables["views.names"]
     assert sorted(names["id"].to_pylist()) == sorted(source(kept.archived, "users"))
     assert set(names["name"].to_pylist()) == {"n4"}
