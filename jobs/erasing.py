@@ -18,12 +18,12 @@ from cdc.errors import ConfigError
 from cdc.log import follower_reports, topics
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import acknowledge
-from lockstep.jobs.apply.erasing import FollowersOf
 from lockstep.jobs.archiving import erasing, versions
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.compacting import erasing as bases_erasing
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.jobs.cuts.schemas import version
+from lockstep.jobs.generations.erasing import FollowersOf
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileType
 
-from cdc import failpoints
 from cdc.errors import ConfigError, UnavailableError
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta import altering, features, history, lake, layout, log
@@ -34,7 +33,7 @@ from lockstep.sinks.delta.lake import Commit, ConflictError
 from lockstep.sinks.delta.rows import batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
     from pyarrow.fs import PyFileSystem
@@ -74,12 +73,15 @@ class Erased(NamedTuple):
         return rows.filter(pc.invert(lost))
 
 
-def erase(settings: Settings, erased: Erased | None, applied_seq: int) -> list[str]:
+def erase(
+    settings: Settings, erased: Erased | None, applied_seq: int, step: Callable[[str], None]
+) -> list[str]:
     """Erase a table's rows from its mirror; return the folders of the mirrors written again.
 
     None: from every mirror of a lake of views, which have no events; of a view's history only
     the current versions stay. `applied_seq` is what the lake must have applied: ConfigError if it
     has not, or has another generation; UnavailableError if a mirror is in the middle of a cut.
+    `step` is called with the name of each step that is done.
     """
     frontiers = Frontiers(settings.path, settings.storage, settings.owner)
     if not frontiers.find() or (newest := frontiers.newest) is None:
@@ -89,14 +91,14 @@ def erase(settings: Settings, erased: Erased | None, applied_seq: int) -> list[s
         places = _places(settings, newest, erased)
         try:
             versions = {each: _written(settings, newest, each, erased) for each in places}
-            failpoints.reach("erase_mirror")
+            step("erase_mirror")
             frontiers.forget(versions)
         except ConflictError:
             frontiers.find()
             assert frontiers.newest is not None, "frontiers only advance"
             newest = frontiers.newest
             continue
-        failpoints.reach("erase_frontier")
+        step("erase_frontier")
         for place, version in versions.items():
             path = f"{_root(settings)}/{place}"
             _forget_before(path, settings.storage, version)

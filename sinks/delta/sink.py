@@ -379,9 +379,14 @@ class DeltaSink:
     def still_read(self) -> int | None:
         return generations.still_read(self._settings)
 
-    def erase(self, erased: Erased | None, applied_seq: int) -> list[str]:
+    def erase(
+        self,
+        erased: Erased | None,
+        applied_seq: int,
+        step: Callable[[str], None] = lambda _: None,
+    ) -> list[str]:
         """Erase a table's rows, and what older versions have of them; see `erasing.erase`."""
-        return erasing.erase(self._settings, erased, applied_seq)
+        return erasing.erase(self._settings, erased, applied_seq, step)
 
     def _keeps(self, version: Version) -> bool:
         return self._tables is None or version.name in self._tables

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow.compute as pc
 
+from cdc import failpoints
 from cdc.config.stores import follows
 from cdc.errors import ConfigError
 from cdc.log import follower_reports, names
@@ -77,7 +78,8 @@ class FollowersOf:
                 assert isinstance(sink, DeltaSink), "it is one of Delta"
                 self._expect_read(name, sink)
                 drop_old(sink)
-                done[name] = sink.erase(erased, pc.max(seqs).as_py() or 0)
+                last = pc.max(seqs).as_py() or 0
+                done[name] = sink.erase(erased, last, failpoints.reach)
         return done
 
     def _expect_read(self, name: str, sink: DeltaSink) -> None:
