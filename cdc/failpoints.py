@@ -113,6 +113,11 @@ ERASE_NAMES: Final = (
 )
 # While a row is erased from topics.
 ERASE_TOPICS_NAMES: Final = ("erase_emptied",)  # its records are deleted, no new epoch has started
+# While a row is erased from a lake's mirrors, in their order.
+ERASE_MIRRORS_NAMES: Final = (
+    "erase_mirror",  # mirrors are written again, the frontiers name the versions before
+    "erase_frontier",  # the frontiers name the new versions, older ones are still there
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

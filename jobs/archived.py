@@ -244,16 +244,26 @@ def replay(
 @click.argument("key")
 @click.option("--topics", is_flag=True)
 @click.option("--mirrors", is_flag=True)
+@click.option("--messages", "prefixes", multiple=True)
 @json_option
 def erase(
-    config: Config, table: str, key: str, *, topics: bool, mirrors: bool, as_json: bool
+    config: Config,
+    table: str,
+    key: str,
+    *,
+    topics: bool,
+    mirrors: bool,
+    prefixes: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Erase a row's events; see `cdc erase`."""
     from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
 
     from lockstep.jobs.erasing import Erasing  # noqa: PLC0415 - as above
 
-    found = Erasing(config, table, key, with_topics=topics, with_mirrors=mirrors).run()
+    found = Erasing(
+        config, table, key, with_topics=topics, with_mirrors=mirrors, messages=prefixes
+    ).run()
     erasure = found.erasure
     if as_json:
         left = [
@@ -274,8 +284,15 @@ def erase(
         print_warning(f"{topic} [{number}] has records of it up to offset {last}, until retention")
     if found.epoch is not None:
         echo(f"the topics' records are deleted; epoch {found.epoch} has started")
+    for name, written in found.mirrors.items():
+        echo(f"{name}: {', '.join(written) or 'no mirror'} without it, and without older versions")
     for name, what in found.stores.items():
         print_warning(f"{name}: {what}")
+    for prefix, many in found.messages.items():
+        print_warning(
+            f"{many:,} logical messages {prefix!r} of its transactions are kept;"
+            f" --messages {prefix} erases them"
+        )
     for name in found.unread:
         print_warning(f"{name} is named by no version and can't be read: erase again in an hour")
     next_step("`cdc prove` still passes, and shows how many events are erased")

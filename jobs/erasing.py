@@ -3,50 +3,35 @@
 In this order: the archive, by one commit with the audit record; bases; what Delta's logs have of
 versions before; replaced files; the topics, if asked for. Each step follows from what the archive
 shows as erased, so a repeated erasure completes one that was killed, and changes nothing otherwise.
-Followers have deleted the row when they applied its delete. Delta mirrors are rebuilt if asked for,
-and their older versions deleted; what other stores keep of deleted rows is described, not erased.
+Followers have deleted the row when they applied its delete. Delta mirrors are written again if
+asked for, and their older versions deleted; what other stores keep is described, not erased.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdc import failpoints
-from cdc.config.stores import follows
 from cdc.errors import ConfigError
-from cdc.log import follower_reports, names, topics
+from cdc.log import follower_reports, topics
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import acknowledge
-from lockstep.jobs.apply import stores
 from lockstep.jobs.archiving import erasing, versions
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.compacting import erasing as bases_erasing
 from lockstep.jobs.cuts.reduce import parsed
-from lockstep.jobs.generations.rebuilding import Rebuild
-from lockstep.jobs.rebuild import rebuild_of
-from lockstep.sinks.delta.sink import DeltaSink
+from lockstep.jobs.cuts.schemas import version
+from lockstep.jobs.generations.erasing import FollowersOf
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cdc.config import Config
-    from cdc.config.followers import Follower
     from cdc.log.partitions import Partition
     from lockstep.jobs.archiving.erasing import Erasure, Place, Subject
     from lockstep.jobs.archiving.table import Archive
-
-# What stores keep of a row that their follower has deleted, and what ends that.
-_KEPT: Final = {
-    "delta": "old versions of its mirror have the row until `vacuum_hours` after its delete was"
-    " applied, and until the file that held it is written again; --mirrors does both now",
-    "redis": "its keys are deleted; the server's own append-only file has them until it is"
-    " rewritten (BGREWRITEAOF)",
-    "opensearch": "its documents are deleted; segments have them until they are merged"
-    " (POST INDEX/_forcemerge?only_expunge_deletes=true)",
-    "sql": "its rows are deleted; the server's pages and log have them until its own VACUUM",
-    "plugin": "what its store keeps of deleted rows is described by its package",
-}
-
-_HISTORY: Final = "its history has the row's versions, and is not erased"
 
 
 class Outcome(NamedTuple):
@@ -55,7 +40,9 @@ class Outcome(NamedTuple):
     erasure: Erasure | None  # None: the archive had nothing of it
     topics: dict[Partition, tuple[int, int]]  # which still have records: from, up to their offset
     epoch: int | None  # the new one, if records of topics were deleted
-    stores: dict[str, str]  # by follower: what its store keeps of deleted rows
+    mirrors: dict[str, list[str]]  # by follower: the mirrors that were written again
+    stores: dict[str, str]  # by follower: what its store keeps of the row
+    messages: dict[str, int]  # by prefix: logical messages of its transactions, which are kept
     unread: list[str]  # files that no version names, and that can't be read
 
 
@@ -70,8 +57,12 @@ class Erasing:
         *,
         with_topics: bool = False,
         with_mirrors: bool = False,
+        messages: Collection[str] = (),
     ) -> None:
-        """Find the row; raise ConfigError if it exists, or can't be erased for another reason."""
+        """Find the row; raise ConfigError if it exists, or can't be erased for another reason.
+
+        `messages` are prefixes of logical messages to erase with it.
+        """
         self._config, self._with_topics, self._with_mirrors = config, with_topics, with_mirrors
         self._archive = opened(config)
         if not self._archive.find():
@@ -81,11 +72,15 @@ class Erasing:
             )
         if with_topics:
             acknowledge.refuse_while_streaming(config)
-        schemas = versions.InArchive(config, self._archive).schemas()
-        keys = versions.log_keys(table, key, schemas)
+        search = versions.InArchive(config, self._archive)
+        keys = versions.log_keys(table, key, search.schemas())
         topic = versions.topic_of(config, table)
-        self._subject = erasing.find(config, self._archive, topic, keys)
-        self._expect_archived(self._subject)
+        subject = erasing.find(config, self._archive, topic, keys)
+        self._expect_archived(subject)
+        signed = search.messages(erasing.transactions(self._archive, subject))
+        asked = frozenset(seq for seq, prefix in signed.items() if prefix in messages)
+        self._subject = subject._replace(messages=asked)
+        self._kept = Counter(prefix for seq, prefix in signed.items() if seq not in asked)
 
     def _expect_archived(self, subject: Subject) -> None:
         """Raise ConfigError if topics have events of the row that are not archived yet."""
@@ -98,7 +93,7 @@ class Erasing:
     def run(self) -> Outcome:
         """Erase it; complete what earlier erasures have left."""
         config, archive = self._config, self._archive
-        erasure = erasing.erase(config, archive, self._subject) if self._subject.seqs else None
+        erasure = erasing.erase(config, archive, self._subject) if self._subject.every else None
         archive.find()
         places = erasing.places(archive)
         if not places:
@@ -115,36 +110,19 @@ class Erasing:
                 self._delete_records(archive, left)
                 left = self._left(places)
             epoch = self._acknowledged({topic for topic, *_ in places})
-        rebuilt = self._rebuild_mirrors() if self._with_mirrors else set[str]()
-        kept = {
-            name: _HISTORY if _has_history(config, name) else _KEPT[_store(each)]
-            for name, each in config.followers.items()
-            if name not in rebuilt
-        }
-        return Outcome(erasure, left, epoch, kept, unread)
+        followers = FollowersOf(config, self._subject.topic)
+        mirrors = self._erase_mirrors(followers) if self._with_mirrors else {}
+        stores, kept = followers.kept(mirrors), dict(self._kept)
+        return Outcome(erasure, left, epoch, mirrors, stores, kept, unread)
 
-    def _rebuild_mirrors(self) -> set[str]:
-        """Rebuild lakes with the table, and delete its older versions; return of which followers.
-
-        All of their tables: a lake of which one table was rebuilt is at no frontier until the
-        next batch.
-        """
-        config, done = self._config, set[str]()
-        schema, table = names.table_of(config.prefix, self._subject.topic)
-        for name, each in config.followers.items():
-            if each.delta is None or each.documents or each.views or _has_history(config, name):
-                continue
-            if not follows(each, schema, table):
-                continue
-            rebuild = rebuild_of(config, name)
-            assert isinstance(rebuild, Rebuild), "a lake has generations"
-            rebuild.run()
-            rebuild.drop_old()
-            with closing(stores.sink(config, name, each)) as sink:
-                assert isinstance(sink, DeltaSink), "it is one of Delta"
-                sink.forget_versions(self._subject.topic)
-            done.add(name)
-        return done
+    def _erase_mirrors(self, followers: FollowersOf) -> dict[str, list[str]]:
+        """Erase the row, and what earlier erasures have left, from lakes with the table."""
+        topic = self._subject.topic
+        seqs = erasing.erased_seqs(self._archive, topic)
+        records = versions.InArchive(self._config, self._archive).schemas()
+        mine = [version(each) for each in records if each.topic == topic]
+        newest = max(mine, key=lambda each: each.schema_id, default=None)
+        return followers.erase(seqs, self._subject.keys, newest)
 
     def _left(self, places: set[Place]) -> dict[Partition, tuple[int, int]]:
         """Return which partitions still have erased records: the first and the last offset."""
@@ -187,12 +165,3 @@ class Erasing:
                 hint="`cdc topics acknowledge` shows all of it and starts a new epoch",
             )
         return acknowledge.acknowledge(self._config, changed) if changed.what else None
-
-
-def _has_history(config: Config, name: str) -> bool:
-    follower = config.followers[name]
-    return follower.delta is not None and bool(follower.delta.history)
-
-
-def _store(follower: Follower) -> str:
-    return next(name for name in _KEPT if getattr(follower, name, None) is not None)

@@ -1,4 +1,4 @@
-"""`cdc erase`: a row's events out of archive, bases and topics."""
+"""`cdc erase`: a row's events out of archive, bases, topics and followers' lakes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,26 @@ if TYPE_CHECKING:
 @click.option(
     "--topics", is_flag=True, help="Delete the topics' records too; stop the daemon first."
 )
+@click.option("--mirrors", is_flag=True, help="Erase it from followers' Delta tables too.")
+@click.option(
+    "--messages",
+    "prefixes",
+    metavar="PREFIX",
+    multiple=True,
+    help="Erase logical messages with this prefix of its transactions too; `audit` has authors.",
+)
 @yes
 @as_json
 def erase(
-    config: Config, table: str, key: str, *, topics: bool, mirrors: bool, yes: bool, as_json: bool
+    config: Config,
+    table: str,
+    key: str,
+    *,
+    topics: bool,
+    mirrors: bool,
+    prefixes: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Erase every event of the row of TABLE with KEY from the archive and its bases, for good.
 
@@ -40,9 +56,13 @@ def erase(
 
     The topics have the events until their retention deletes them, or with --topics no longer: all
     records of the row's partitions up to its last event are deleted, once every follower has
-    applied them, and a new epoch starts, as with `cdc topics acknowledge`. With --mirrors the
-    Delta followers of the table are rebuilt, and its mirrors' older versions deleted. What
-    other stores keep of deleted rows is printed. If it was killed, run it again. Asks first.
+    applied them, and a new epoch starts, as with `cdc topics acknowledge`.
+
+    With --mirrors the table's Delta mirrors, and those of views, are written again without the row:
+    its versions in a history, soft deletes, deletion vectors. Their older versions and generations
+    are deleted. Followers must have applied its delete; stop a mirror's follower if it is in the
+    middle of a cut. What other stores keep of deleted rows is printed, and how many logical
+    messages of its transactions are kept. If it was killed, run it again. Asks first.
     """
     from cdc.cli.archive import need  # noqa: PLC0415 - not for --help
     from cdc.cli.follow import become  # noqa: PLC0415 - as above
@@ -53,6 +73,7 @@ def erase(
     given = [
         *(["--topics"] * topics),
         *(["--mirrors"] * mirrors),
+        *(each for prefix in prefixes for each in ("--messages", prefix)),
         *(["--json"] * as_json),
         "--",
         table,

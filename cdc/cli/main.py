@@ -39,7 +39,7 @@ COMMANDS = {
     "history": "Print every version of one row.",
     "diff": "Print which rows of a table differ between two states.",
     "replay": "Publish a range of the past to a topic of its own.",
-    "erase": "Erase a row's events from the archive and the topics.",
+    "erase": "Erase a row from archive, topics and Delta lakes.",
     "snapshot": "Read tables again while the daemon streams.",
     "table": "Add tables, remove or list them.",
     "status": "Show how far the log is, and what is wrong.",

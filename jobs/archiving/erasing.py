@@ -1,10 +1,10 @@
 """Erase a row's events from the archive: their bytes go, their places and Merkle leaves stay.
 
 A subject is a row: all events of its key, and of the keys that it had before or after, with their
-tombstones and dead letters. Of an erased record the archive keeps its place, seq, commit, time and
-operation, which say that something happened, and the salted leaf instead of salt, key and bytes. So
-each cut's Merkle root is still computed from what is there, and nobody can find out by trying what
-a leaf was made of.
+tombstones and dead letters; and logical messages of their transactions, if asked for. Of an erased
+record the archive keeps its place, seq, commit, time and operation, which say that something
+happened, and the salted leaf instead of salt, key and bytes. So each cut's Merkle root is still
+computed from what is there, and nobody can find out by trying what a leaf was made of.
 
 Files with such records are written again, and one commit replaces them and adds the audit record:
 a row of the pseudo topic `<prefix>.cdc.erased` with counts and no data. `forget` then deletes what
@@ -72,6 +72,12 @@ class Subject(NamedTuple):
     topic: str
     keys: frozenset[bytes]
     seqs: frozenset[int]  # of its events
+    messages: frozenset[int] = frozenset()  # seqs of logical messages of its transactions
+
+    @property
+    def every(self) -> frozenset[int]:
+        """All seqs to erase."""
+        return self.seqs | self.messages
 
 
 def find(config: Config, archive: Archive, topic: str, keys: Collection[bytes]) -> Subject:
@@ -96,6 +102,17 @@ def _of_keys(archive: Archive, topic: str, keys: set[bytes]) -> dict[int, tuple[
     where = f"topic = {_quoted(topic)} AND op IS NOT NULL AND key_hash IN ({hashes})"
     rows = lake.read(archive.table, ["seq", "key", "value"], where).to_pylist()
     return {row["seq"]: (row["key"], row["value"]) for row in rows if row["key"] in keys}
+
+
+def transactions(archive: Archive, subject: Subject) -> set[int]:
+    """Return the commit LSNs of its events, and of the table's events that are erased already."""
+    mine = f"topic = {_quoted(subject.topic)} AND op IS NOT NULL"
+    wanted = [f"{mine} AND leaf IS NOT NULL"]
+    wanted += [f"{mine} AND seq IN ({some})" for some in _pieces(subject.seqs)]
+    found = set[int]()
+    for where in wanted:
+        found |= set(lake.read(archive.table, ["commit_lsn"], where)["commit_lsn"].to_pylist())
+    return found
 
 
 def _neighbours(archive: Archive, topic: str, events: dict[int, tuple[bytes, bytes]]) -> set[bytes]:
@@ -156,14 +173,14 @@ def erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None:
 
 
 def _erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None:
-    dead = names.dead_topic(config.prefix)
+    prefix = config.prefix
     actions: list[Action] = []
     events = records = 0
     for add in archive.added().values():
-        if not _may_hold(add, subject, dead):
+        if not _may_hold(add, subject, prefix):
             continue
         rows = read(archive, add["path"])
-        mask = mask_of(rows, subject, dead)
+        mask = mask_of(rows, subject, prefix)
         if not pc.any(mask).as_py():
             continue
         mine = rows.filter(mask)
@@ -181,8 +198,8 @@ def _erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None
         keys=len(subject.keys),
         events=events,
         records=records,
-        first_seq=min(subject.seqs),
-        last_seq=max(subject.seqs),
+        first_seq=min(subject.every),
+        last_seq=max(subject.every),
         erased_at_us=time.time_ns() // 1_000,
     )
     number = len(erasures(config, archive))
@@ -200,7 +217,7 @@ def read(table: ChainedTable, path: str, columns: list[str] | None = None) -> pa
     return found if columns else found.cast(layout.SCHEMA)
 
 
-def _may_hold(add: dict[str, object], subject: Subject, dead: str) -> bool:
+def _may_hold(add: dict[str, object], subject: Subject, prefix: str) -> bool:
     stats = json.loads(str(add["stats"]))
     least, most = stats["minValues"], stats["maxValues"]
 
@@ -211,20 +228,24 @@ def _may_hold(add: dict[str, object], subject: Subject, dead: str) -> bool:
     in_topic = within("topic", [subject.topic]) and within(
         "key_hash", [key_hash(key) for key in subject.keys]
     )
-    return in_topic or (within("topic", [dead]) and within("seq", subject.seqs))
+    others = [names.dead_topic(prefix), names.messages_topic(prefix)]
+    return in_topic or (within("topic", others) and within("seq", subject.every))
 
 
-def mask_of(rows: pa.Table, subject: Subject, dead: str) -> pa.ChunkedArray:
-    """Return which rows are the subject's: by key, and dead letters by the seq of their event."""
+def mask_of(rows: pa.Table, subject: Subject, prefix: str) -> pa.ChunkedArray:
+    """Return which rows are the subject's: by key; dead letters and messages by seq."""
     by_key = pc.and_(
         pc.equal(rows["topic"], subject.topic),
         pc.is_in(rows["key"], value_set=pa.array(sorted(subject.keys), pa.binary())),
     )
-    by_seq = pc.and_(
-        pc.and_(pc.equal(rows["topic"], dead), pc.is_null(rows["leaf"])),
-        pc.is_in(rows["seq"], value_set=pa.array(sorted(subject.seqs), pa.int64())),
-    )
-    return pc.or_(by_key, by_seq)
+    dead, messages = names.dead_topic(prefix), names.messages_topic(prefix)
+    of_event = _by_seq(rows, dead, subject.every)
+    return pc.or_(by_key, pc.or_(of_event, _by_seq(rows, messages, subject.messages)))
+
+
+def _by_seq(rows: pa.Table, topic: str, seqs: Collection[int]) -> pa.ChunkedArray:
+    there = pc.and_(pc.equal(rows["topic"], topic), pc.is_null(rows["leaf"]))
+    return pc.and_(there, pc.is_in(rows["seq"], value_set=pa.array(sorted(seqs), pa.int64())))
 
 
 def bare(rows: pa.Table) -> pa.Table:
@@ -250,6 +271,12 @@ def places(archive: Archive) -> set[Place]:
     """Return the places of all erased records."""
     rows = lake.read(archive.table, ["topic", "partition", "offset"], "leaf IS NOT NULL")
     return set(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def erased_seqs(archive: Archive, topic: str) -> pa.Int64Array:
+    """Return the seqs of a table's erased events."""
+    where = f"topic = {_quoted(topic)} AND leaf IS NOT NULL AND op IS NOT NULL"
+    return lake.read(archive.table, ["seq"], where)["seq"].combine_chunks()
 
 
 def delete_replaced(table: ChainedTable, erased: set[Place]) -> list[str]:

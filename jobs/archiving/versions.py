@@ -223,13 +223,22 @@ class InArchive:
         return _letter(pointer, ((row["offset"], row["key"], row["value"]) for row in rows))
 
     def authors(self, lsns: set[int]) -> dict[int, Any]:
+        return _authors(self._messages(lsns))
+
+    def messages(self, lsns: set[int]) -> dict[int, str]:
+        """Return the seqs and prefixes of the logical messages of transactions, by commit LSN."""
+        events = (_event(self.complete(value)) for value in self._messages(lsns))
+        return {each.source.seq: each.message.prefix for each in events if each.message}
+
+    def _messages(self, lsns: set[int]) -> list[bytes]:
+        """Return the logical messages of transactions that are not erased."""
         if not lsns:
-            return {}
+            return []
         topic = names.messages_topic(self._prefix)
         listed = ", ".join(map(str, sorted(lsns)))
-        where = f"topic = {_quoted(topic)} AND commit_lsn IN ({listed})"
-        rows = lake.read(self._table, ["value"], where)["value"].to_pylist()
-        return _authors(rows)
+        where = f"topic = {_quoted(topic)} AND leaf IS NULL AND commit_lsn IN ({listed})"
+        found: list[bytes] = lake.read(self._table, ["value"], where)["value"].to_pylist()
+        return found
 
 
 class InTopics:

@@ -181,17 +181,7 @@ class Rebuild:
 
     def drop_old(self) -> list[int]:
         """Delete every generation except the one that readers see; return which were deleted."""
-        current = self._sink.current()
-        used = self._sink.still_read() if isinstance(self._sink, ReadByGenerations) else None
-        if used is not None:
-            raise ConfigError(
-                f"generation {current} is at no frontier yet: readers still use generation {used}",
-                hint="the follower's next batch brings it to one; then repeat the command",
-            )
-        dropped = [number for number in self._sink.generations() if number != current]
-        for number in dropped:
-            self._sink.drop(number)
-        return dropped
+        return drop_old(self._sink)
 
     def _forward(self, build: Generations, number: int, until: Applied | None = None) -> Applied:
         """Advance the build to a frontier, or to everything up to now, and open it for reading."""
@@ -308,6 +298,21 @@ class Rebuild:
             seen = Applied.beginning(built.pipeline, number)
         is_torn = reached > seen.seq or (seen.seq, seen.lsn) < (built.seq, built.lsn)
         return seen, "its tables are at different frontiers until the next batch" * is_torn
+
+
+def drop_old(sink: Generations) -> list[int]:
+    """Delete every generation except the one that readers see; return which were deleted."""
+    current = sink.current()
+    used = sink.still_read() if isinstance(sink, ReadByGenerations) else None
+    if used is not None:
+        raise ConfigError(
+            f"generation {current} is at no frontier yet: readers still use generation {used}",
+            hint="the follower's next batch brings it to one; then repeat the command",
+        )
+    dropped = [number for number in sink.generations() if number != current]
+    for number in dropped:
+        sink.drop(number)
+    return dropped
 
 
 def _was_altered(each: Difference, altered: int) -> bool:

@@ -133,9 +133,10 @@ class Frontiers:
 
     def commit(self, applied: Applied, versions: Mapping[str, int]) -> bool:
         """Append the row; return False if the newest has that frontier or a later one."""
-        row = FrontierRow(self.generation, applied, versions)
         upto = lake.transaction_version(self.generation, applied.seq)
         for _ in range(_TRIES):
+            # An erasure may have written mirrors again that this cut has not touched.
+            row = FrontierRow(self.generation, applied, self._not_before(versions))
             newest = self.newest and self.newest.applied
             is_old = newest and (newest.seq, newest.lsn) >= (applied.seq, applied.lsn)
             if is_old and self.newest and self.newest.is_whole:
@@ -155,6 +156,32 @@ class Frontiers:
                 self._join()
             return True
         raise lake.busy(self._path)
+
+    def forget(self, versions: Mapping[str, int]) -> None:
+        """Replace all rows by those at the newest seq, with these versions of some mirrors.
+
+        Those at the same seq, of a later LSN or an earlier one, have the same rows. Raises
+        ConflictError if another commit came first.
+        """
+        newest = self.newest
+        assert newest is not None, "the caller has seen it"
+        mine = f"generation = {self.generation}"
+        same = rows(self.table, f"{mine} AND seq = {newest.applied.seq} AND is_whole")
+        merged = self._not_before({**newest.versions, **versions})
+        kept = [as_columns(row._replace(versions=merged), now()) for row in same]
+        with lake.translated(self._path):
+            write_deltalake(
+                self.table,
+                pa.Table.from_pylist(kept, schema=ARROW),
+                mode="overwrite",
+                commit_properties=self._properties({_GENERATION: self.generation}),
+            )
+        self.find()
+
+    def _not_before(self, versions: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the versions, or those that the newest row has where they are later."""
+        newest = self.newest.versions if self.newest else {}
+        return {place: max(at, newest.get(place, at)) for place, at in versions.items()}
 
     def _full_for(self, row: FrontierRow) -> FrontierRow | None:
         """Return the full row on which a row can depend; None if it should be full itself."""

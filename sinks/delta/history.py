@@ -57,20 +57,29 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     if work.truncated is not None:
         lake.replace(table, new, commit)
         return
-    ended = ended.set_column(0, _ENDS, stored[SEQ].take(ended[_ENDS]))
+    of = stored.take(ended[_ENDS])
+    ended = ended.set_column(0, _ENDS, of[SEQ])
+    # Rows of a view, and of a direct snapshot, share a seq: only its key shows which of them ends.
+    shared = pc.count_distinct(stored[SEQ]).as_py() < stored.num_rows
+    keys = work.key if shared else ()
+    for name in keys:
+        ended = ended.append_column(of.schema.field(name), of[name])
     source = pa.concat_tables(
         [ended, new.append_column(_ENDS, pa.nulls(new.num_rows, pa.int64()))],
         promote_options="default",
     )
+    same = "".join(f" AND {_same(name)}" for name in keys)
     values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names}
     ends = {quoted(name): f"s.{quoted(name)}" for name in (VALID_TO_LSN, VALID_TO, CURRENT)}
     (
         table.merge(
             source,
-            f"t.{quoted(SEQ)} = s.{quoted(_ENDS)} AND t.{quoted(CURRENT)}",
+            f"t.{quoted(SEQ)} = s.{quoted(_ENDS)} AND t.{quoted(CURRENT)}{same}",
             source_alias="s",
             target_alias="t",
-            streamed_exec=False,
+            # With the complete batch in memory, its values decide which files are read. Not for
+            # keys: bounds do not know -0, and there are no array literals.
+            streamed_exec=shared,
             writer_properties=WriterProperties(max_row_group_size=GROUP_ROWS),
             commit_properties=commit.properties,
         )
@@ -78,6 +87,12 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
         .when_not_matched_insert(updates=values, predicate=f"s.{quoted(_ENDS)} IS NULL")
         .execute()
     )
+
+
+def _same(name: str) -> str:
+    """Return the condition that a column is what it is in the same stored row."""
+    column = quoted(name)
+    return f"(t.{column} = s.{column} OR (t.{column} IS NULL AND s.{column} IS NULL))"
 
 
 def replaced(

@@ -23,11 +23,13 @@ from deltalake import (
     QueryBuilder,
     Schema,
     Transaction,
+    WriterProperties,
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from cdc.errors import (
+    CDCError,
     ConfigError,
     StoreLostError,
     UnavailableError,
@@ -48,6 +50,8 @@ _UNSUPPORTED: Final = re.compile(
     r"Unsupported table features required: \[[^\]]*\]|Unsupported: Feature '[^']*'"
     r"|catalog-managed table|Invalid protocol action|Unsupported minimum (?:reader|writer) version"
 )
+# What Arrow and delta-rs say of a missing file, in errors of several classes.
+_MISSING: Final = re.compile(r"No such file or directory|Object at location .* not found")
 _LOOK_SECONDS: Final = 0.1
 # A rewrite holds one of delta-rs' threads while it waits for rows, which other ones of them read;
 # there are as many as processors, so several rewrites would wait for each other for ever.
@@ -156,6 +160,11 @@ def translated(path: str) -> Iterator[None]:
             f"{path}: {gist(error)}",
             hint="the follower tries again; see that the storage can be reached and written",
         ) from error
+
+
+def is_missing_file(error: BaseException) -> bool:
+    """Return whether a file could not be read because it is missing."""
+    return not isinstance(error, CDCError) and bool(_MISSING.search(str(error)))
 
 
 def _unsupported(path: str, error: Exception) -> ConfigError | None:
@@ -271,14 +280,19 @@ def rewrite(
     schema: pa.Schema,
     parts: Iterable[pa.RecordBatch],
     properties: CommitProperties,
+    group_rows: int | None = None,
 ) -> None:
-    """Replace the table's rows and columns in one commit; the parts may be read from the table."""
+    """Replace the table's rows and columns in one commit; the parts may be read from the table.
+
+    `group_rows` is the size of the files' row groups, if not the usual one.
+    """
     with _REWRITING:
         write_deltalake(
             table,
             pa.RecordBatchReader.from_batches(schema, parts),
             mode="overwrite",
-            schema_mode="overwrite",
+            schema_mode=None if _is_mapped(table) else "overwrite",
+            writer_properties=WriterProperties(compression="SNAPPY", max_row_group_size=group_rows),
             commit_properties=properties,
         )
 

@@ -11,6 +11,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, PyFileSystem
 
 from cdc.errors import ConfigError
+from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -50,7 +51,7 @@ def since(table: DeltaTable, version: int) -> tuple[Added, set[str]] | None:
 
 
 def added(table: DeltaTable) -> Added:
-    """Return the add action of each file."""
+    """Return the add action of each file; raise ConflictError if only later versions are left."""
     storage, last = files(table), table.version()
     names = [each.base_name for each in storage.get_file_info(FileSelector(_LOG))]
     checkpoints = {name: int(at[1]) for name in names if (at := _CHECKPOINT.fullmatch(name))}
@@ -62,6 +63,8 @@ def added(table: DeltaTable) -> Added:
                 _checkpointed(pq.read_table(file, columns=["add"]).to_pylist(), found)
     commits = {int(at[1]): name for name in names if (at := _COMMIT.fullmatch(name))}
     for version in range(first + 1, last + 1):
+        if version not in commits and max(commits, default=-1) > last:
+            raise ConflictError(f"{table.table_uri}: version {last} was deleted after a later one")
         if version not in commits:
             raise ConfigError(
                 f"{table.table_uri}: version {version} is neither in the log nor in a checkpoint"

@@ -26,12 +26,11 @@ import pyarrow.compute as pc
 from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
 from cdc.events import table_name, unescaped_table
 from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
-from lockstep.sinks.delta import actions, buckets, generations, lake, layout
+from lockstep.sinks.delta import actions, buckets, erasing, generations, lake, layout
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.appliers import Appliers
-from lockstep.sinks.delta.erasing import forget_before
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.gathered import Gathered
 from lockstep.sinks.delta.idle import IdleFrontier
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Altered, Version
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.buckets import Target
+    from lockstep.sinks.delta.erasing import Erased
     from lockstep.sinks.delta.frontier_rows import FrontierRow
     from lockstep.sinks.delta.settings import Settings
 
@@ -379,18 +379,14 @@ class DeltaSink:
     def still_read(self) -> int | None:
         return generations.still_read(self._settings)
 
-    def forget_versions(self, topic: str) -> int:
-        """Delete the versions of a table's mirror that no frontier names; return how many files.
-
-        Nothing while another generation is kept, since that is in old versions.
-        """
-        frontiers = Frontiers(self._settings.path, self._settings.storage, self._settings.owner)
-        place = topic.removeprefix(f"{self._settings.prefix}.")
-        first = frontiers.oldest() if frontiers.find() else None
-        if first is None or place not in first.versions:
-            return 0
-        path = f"{self._settings.path.rstrip('/')}/{place}"
-        return forget_before(path, self._settings.storage, first.versions[place])
+    def erase(
+        self,
+        erased: Erased | None,
+        applied_seq: int,
+        step: Callable[[str], None] = lambda _: None,
+    ) -> list[str]:
+        """Erase a table's rows, and what older versions have of them; see `erasing.erase`."""
+        return erasing.erase(self._settings, erased, applied_seq, step)
 
     def _keeps(self, version: Version) -> bool:
         return self._tables is None or version.name in self._tables
@@ -422,10 +418,17 @@ class DeltaSink:
 
     def _named(self, place: str, error: BaseException) -> BaseException:
         """Return the error with its table's name."""
-        name = self.mirrors[place].name
-        if isinstance(error, CDCError) and name not in error.what:
+        mirror, name = self.mirrors[place], self.mirrors[place].name
+        if lake.is_missing_file(error):
+            version = mirror.version
+            if mirror.find() and mirror.version != version:
+                error = UnavailableError(
+                    f"{name}: files were deleted after another process had written them again",
+                    hint="as `cdc erase --mirrors` does; the follower reads the table again",
+                )
+        elif isinstance(error, CDCError) and name not in error.what:
             error.what = f"{name}: {error.what}"
-        elif not isinstance(error, CDCError):
+        if not isinstance(error, CDCError):
             error.add_note(name)
         return error
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc import failpoints
 from cdc.errors import ConfigError
@@ -84,13 +90,14 @@ class Kept:
         """
         found, folder = [], folder or self.folder
         hashes = {str(key_hash(b'{"id":"%s-%s"}' % (a, marker.encode()))) for a in (b"old", b"new")}
+        wanted = (marker, _in_message(marker), *hashes)
         for path in folder.rglob("*"):
             if path.is_dir():
                 continue
             text = path.read_bytes()
             if path.name.endswith(".parquet"):
                 text = repr(pq.ParquetFile(path).read().to_pylist()).encode()
-            if any(each.encode() in text for each in (marker, *hashes)):
+            if any(each.encode() in text for each in wanted):
                 found.append(str(path.relative_to(folder)))
         return found
 
@@ -130,25 +137,47 @@ class Kept:
         )
         assert killed.returncode == -signal.SIGKILL, (failpoint, killed.stderr.decode())
 
-    def follow(self) -> None:
-        """Run the mirror's follower up to what was committed so far."""
+    def follow(self, *names: str, spark: SparkStart | None = None) -> None:
+        """Run followers, all of them if none is named, up to what was committed so far."""
         until = self.archived.log_reach()
-        spark = SparkStart(lambda: pytest.fail("no Spark"), set())
-        run = run_of(spark, self.config, "mirror", until)
-        assert run.run() == 0, run.error
+        start = spark or SparkStart(lambda: pytest.fail("no Spark"), set())
+        for name in names or self.config.followers:
+            run = run_of(start, self.config, name, until)
+            assert run.run() == 0, run.error
 
-    def in_mirror(self) -> dict[Any, dict[str, Any]]:
-        read = read_as_of_arrow(str(self.folder.parent / "lake"), ["public.users"])
+    def erase(self, key: str, *given: str) -> dict[str, Any]:
+        """Run `cdc erase`; return what it prints as JSON."""
+        config = str(self.archived.pipeline.config_file)
+        options = [*given, "--yes", "--json", "-c", config, "public.users", key]
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc.cli.main", "erase", *options],
+            capture_output=True,
+            timeout=_JOB_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def in_mirror(self, folder: str = "lake") -> dict[Any, dict[str, Any]]:
+        read = read_as_of_arrow(str(self.folder.parent / folder), ["public.users"])
         rows = read.tables["public.users"].select(["id", "name", "body"]).to_pylist()
         return {row["id"]: row for row in rows}
 
 
 @pytest.fixture
 def kept(pipeline: NewPipeline, tmp_path: Path) -> Kept:
+    return _kept(pipeline, tmp_path, {"mirror": {"delta": {"path": str(tmp_path / "lake")}}})
+
+
+def _kept(
+    pipeline: NewPipeline, tmp_path: Path, followers: dict[str, object], **more: dict[str, object]
+) -> Kept:
     folder = tmp_path / "archive"
     made = pipeline(
         *TABLES,
-        followers={"mirror": {"delta": {"path": str(tmp_path / "lake")}}},
+        followers=followers,
+        **more,
         archive={"path": str(folder), "every_seconds": 0, "bases_kept": 3},
         log={"kafka": {"message.max.bytes": 60_000}},
     )
@@ -184,8 +213,8 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     kept.follow()
     kept.archived.pipeline.daemon.term()
     kept.kill(failpoints.ERASE_TOPICS_NAMES[0], "--topics", "--", "public.users", f"new-{marker}")
-    again = Erasing(kept.config, "public.users", f"new-{marker}", with_topics=True).run()
-    assert (again.erasure, again.topics, again.epoch) == (None, {}, 2)
+    again = kept.erase(f"new-{marker}", "--topics")
+    assert (again["erasure"], again["topics"], again["epoch"]) == (None, [], 2)
     assert kept.logged(marker) == set()
     # The pipeline, the archive and compactions continue.
     kept.archived.pipeline.start().wait_ready()
@@ -197,19 +226,110 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     assert not any(marker in log for log in logs)
 
 
-def test_old_versions_of_a_mirror_do_not_have_an_erased_row(kept: Kept) -> None:
-    """Neither its files nor the bounds of values in Delta's log; the follower continues."""
-    marker, lake = uuid4().hex, kept.folder.parent / "lake"
+@pytest.mark.long("four followers, five times each")
+def test_an_erased_row_is_in_no_store_and_no_author_s_message(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    """Of a mirror, a history, soft deletes, and a database that is vacuumed; all continue."""
+    lake, copy = tmp_path / "lake", tmp_path / "copy.db"
+    delta = {"path": str(lake / "mirror"), "applier": "vectors"}
+    kept = _kept(
+        pipeline,
+        tmp_path,
+        {
+            "mirror": {"delta": delta},
+            "versions": {"delta": {"path": str(lake / "v"), "history": ["public.users"]}},
+            "soft": {"delta": {"path": str(lake / "s"), "deletes": "soft"}},
+            "copy": {"sql": {"url": f"sqlite:///{copy}"}},
+        },
+    )
+    marker, other = uuid4().hex, uuid4().hex
+    kept.lived(other)
     kept.lived(marker, each=kept.follow)
-    assert any(each.endswith(".json") for each in kept.holds(marker, lake))
-    assert any(each.endswith(".parquet") for each in kept.holds(marker, lake))
-    done = Erasing(kept.config, "public.users", f"new-{marker}", with_mirrors=True).run()
-    assert done.stores == {}
+    kept.execute("INSERT INTO users VALUES ('signed', 'n', 'b')")
+    with kept.archived.pipeline.database.connect() as connection, connection.transaction():
+        connection.execute("SELECT pg_logical_emit_message(true, 'audit', %s)", [f"by {marker}"])
+        connection.execute("DELETE FROM users WHERE id = 'signed'")
+    kept.archived.reach()
+    kept.follow()
+    assert {each.partition("/")[0] for each in kept.holds(marker, lake)} == {"mirror", "v", "s"}
+    versions = _versions(lake / "v")
+    others = history(kept.config, "public.users", f"old-{other}")
+    done = kept.erase(f"new-{marker}", "--mirrors")
+    assert done["mirrors"] == {name: ["public.users"] for name in ("mirror", "versions", "soft")}
+    assert list(done["stores"]) == ["copy"]
     assert kept.holds(marker, lake) == []
-    assert kept.in_mirror() == source(kept.archived, "users")
+    assert _versions(lake / "v") == [each for each in versions if marker not in each[0]]
+    assert sum(other in each[0] for each in versions) == 3
+    # The database's pages have deleted rows until it is vacuumed, as is printed.
+    with closing(sqlite3.connect(copy)) as database:
+        database.execute("VACUUM")
+    assert marker.encode() not in copy.read_bytes()
+    # An author is who the application says it was: kept, unless it is asked for.
+    assert kept.erase("signed")["messages"] == {"audit": 1}
+    assert kept.holds(marker)
+    assert kept.erase("signed", "--messages", "audit")["messages"] == {}
+    assert kept.holds(marker) == []
+    kept.expect_sound(5 + 2 + 1)
+    assert history(kept.config, "public.users", f"old-{other}") == others
     kept.execute("UPDATE users SET name = 'after' WHERE name = 'n2'")
     kept.follow()
-    assert kept.in_mirror() == source(kept.archived, "users")
+    assert kept.in_mirror("lake/mirror") == source(kept.archived, "users")
+    valid = [each for each in _versions(lake / "v") if each[2]]
+    assert {each[0] for each in valid} == source(kept.archived, "users").keys()
+
+
+def _in_message(marker: str) -> str:
+    """Return how a message's event has a marker that starts at a multiple of 3 bytes."""
+    return base64.b64encode(marker.encode()).decode().rstrip("=")[:-1]
+
+
+def _versions(lake: Path) -> list[tuple[str, int, bool]]:
+    """Return id, seq and whether it is valid, of each version of a history."""
+    found = read_as_of_arrow(str(lake), ["public.users"]).tables["public.users"]
+    return sorted(
+        zip(*(found[name].to_pylist() for name in ("id", "_seq", "_current")), strict=True)
+    )
+
+
+@pytest.mark.long("views on Spark")
+def test_views_over_an_erased_row_do_not_have_it(
+    pipeline: NewPipeline, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Nor a view over the view; the follower of views is not left without its frontier."""
+    views: dict[str, object] = {
+        "names": {"sql": "SELECT id, name FROM users", "key": ["id"]},
+        "longer": {"sql": "SELECT id, name || '!' AS name FROM names", "key": ["id"]},
+    }
+    lake, answers = tmp_path / "lake", tmp_path / "answers"
+    followers = {
+        "mirror": {"delta": {"path": str(lake)}},
+        "answers": {
+            "mirror": "mirror",
+            "views": list(views),
+            "delta": {"path": str(answers), "history": ["views.longer"]},
+        },
+    }
+    kept = _kept(pipeline, tmp_path, followers, views=views)
+    start = SparkStart(lambda: spark, {"mirror"})
+    both = partial(kept.follow, "mirror", "answers", spark=start)
+    marker = uuid4().hex
+    kept.lived(marker, each=both)
+    assert kept.holds(marker, answers)
+    kept.execute("UPDATE users SET name = 'n3' WHERE name = 'n2'")
+    kept.archived.reach()
+    kept.follow("mirror")
+    with pytest.raises(ConfigError, match="answers is at seq"):
+        Erasing(kept.config, "public.users", f"new-{marker}", with_mirrors=True).run()
+    both()
+    done = Erasing(kept.config, "public.users", f"new-{marker}", with_mirrors=True).run()
+    assert done.mirrors["answers"] == ["views.definitions", "views.longer", "views.names"]
+    assert kept.holds(marker, lake) == kept.holds(marker, answers) == []
+    kept.execute("UPDATE users SET name = 'n4' WHERE name = 'n3'")
+    both()
+    names = read_as_of_arrow(str(answers), ["views.names"]).tables["views.names"]
+    assert sorted(names["id"].to_pylist()) == sorted(source(kept.archived, "users"))
+    assert set(names["name"].to_pylist()) == {"n4"}
 
 
 def test_a_row_that_exists_or_is_not_archived_is_not_erased(kept: Kept) -> None:
@@ -237,7 +357,7 @@ def test_a_forged_erasure_is_named(kept: Kept) -> None:
     )
     for path, add in archive.added().items():
         rows = erasing.read(archive, path)
-        mask = erasing.mask_of(rows, subject, f"{kept.config.prefix}.cdc.dead")
+        mask = erasing.mask_of(rows, subject, kept.config.prefix)
         if any(mask.to_pylist()):
             parts = [rows.filter(pc.invert(mask)), erasing.bare(rows.filter(mask))]
             forged = write(archive.files, pa.concat_tables(parts))
@@ -250,12 +370,12 @@ def _key(text: str) -> bytes:
     return b'{"id":"%s"}' % text.encode()
 
 
-@pytest.mark.long("seven kills of one job", sample=["committed"])
+@pytest.mark.long("nine kills of one job", sample=["committed"])
 @pytest.mark.parametrize(
     "names",
     [
         pytest.param(("erase_committed",), id="committed"),
-        pytest.param(failpoints.ERASE_NAMES, id="all"),
+        pytest.param(failpoints.ERASE_NAMES + failpoints.ERASE_MIRRORS_NAMES, id="all"),
     ],
 )
 def test_an_erasure_killed_at_any_step_is_completed_by_the_next(
@@ -263,10 +383,11 @@ def test_an_erasure_killed_at_any_step_is_completed_by_the_next(
 ) -> None:
     for number, failpoint in enumerate(names, 1):
         marker = uuid4().hex
-        kept.lived(marker)
-        kept.kill(failpoint, "--", "public.users", f"new-{marker}")
-        Erasing(kept.config, "public.users", f"new-{marker}").run()
-        assert kept.holds(marker) == [], failpoint
+        kept.lived(marker, each=kept.follow)
+        kept.kill(failpoint, "--mirrors", "--", "public.users", f"new-{marker}")
+        assert kept.in_mirror() == source(kept.archived, "users")
+        Erasing(kept.config, "public.users", f"new-{marker}", with_mirrors=True).run()
+        assert kept.holds(marker, kept.folder.parent) == [], failpoint
         kept.expect_sound(5 * number)
         archive = opened(kept.config)
         assert archive.find()

@@ -107,6 +107,28 @@ def test_a_history_holds_every_state_that_the_table_had(
     sink.close()
 
 
+@pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
+def test_versions_of_rows_that_share_a_seq_are_ended_by_key(tmp_path: Path, applier: str) -> None:
+    """As rows of a view and of a direct snapshot do."""
+    settings = Settings(
+        "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"}),
+        applier=applier,
+    )  # fmt: skip
+    sink = DeltaSink(settings)
+    sink.open()
+    cut(sink, 2, [change(2, row(USERS, 2, number), number) for number in (1, 2, 3, 4)])
+    cut(sink, 4, [change(4, row(USERS, 4, 1), 1), change(4, row(USERS, 4, 2), 2)])
+    cut(sink, 6, [change(6, row(USERS, 6, 2), 2), change(6, None, 3)])
+    found = sorted((each["id"], each["_seq"], each["_current"]) for each in stored(tmp_path))
+    assert found == [
+        *((1, 2, False), (1, 4, True)),
+        *((2, 2, False), (2, 4, False), (2, 6, True)),
+        (3, 2, False),
+        (4, 2, True),
+    ]
+    sink.close()
+
+
 def test_a_deleted_row_stays_marked_with_its_last_values(tmp_path: Path) -> None:
     """And is a normal row again when it is recreated."""
     settings = Settings("shop", "mirror", "shop", str(tmp_path), soft=True)
