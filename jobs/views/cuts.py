@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 # More anchors than these are no literals of a query any more: it takes longer to plan than to run.
 MOST_ANCHORS: Final = 5_000
+# Where more anchors are affected than this share of the largest table's rows, finding their rows
+# takes longer than computing all of them.
+_MOST_SHARE: Final = 0.2
 # How many changes are passed to the sink at a time.
 _AT_ONCE: Final = 10_000
 _VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
@@ -162,6 +165,7 @@ class _Work:
         self._spark, self._view, self._applied = spark, view, applied
         self._tables = {name: tables[name] for name in sorted(view.tables)}
         self.decision = Decision(view.name, "nothing", "no table of it changed")
+        self._kept: DataFrame | None = None  # anchors that are read more than once
 
     def changes(self, *, is_first: bool, is_built: bool) -> Iterator[Changes]:
         """Yield the view's changes."""
@@ -178,12 +182,15 @@ class _Work:
             return
         self._register(NEW)
         self._register(OLD)
-        test = self._restriction(changed)
-        if test is None:
-            return
-        self._make(OLD, test)
-        self._make(NEW, test)
-        yield from self._differences("" if self._view.code else test)
+        try:
+            test = self._restriction(changed)
+            if test is not None:
+                self._make(OLD, test)
+                self._make(NEW, test)
+                yield from self._differences("" if self._view.code else test)
+        finally:
+            if self._kept is not None:
+                self._kept.unpersist()
 
     def _decide(self, how: str, why: str) -> None:
         self.decision = Decision(self._view.name, how, why)
@@ -216,16 +223,23 @@ class _Work:
         anchors = found.distinct()
         rows = anchors.limit(MOST_ANCHORS + 1).toArrow()
         if rows.num_rows > MOST_ANCHORS:
-            why = f"more than {MOST_ANCHORS} values of {', '.join(self._view.anchor)} are affected"
-            if not self._view.is_strict:
-                self._decide("full", why)
-                return ""
-            anchors.createOrReplaceTempView("affected")
-            self._decide("keys", f"{why}: they are joined")
-            return _joined(self._view.anchor)
+            return self._restriction_of_many(anchors)
         tables = ", ".join(changed)
         self._decide("keys", f"{rows.num_rows} by changes of {tables}")
         return _among(rows, self._view) if rows.num_rows else None
+
+    def _restriction_of_many(self, anchors: DataFrame) -> str:
+        """Return the predicate for more anchors than a query has literals; "" for all rows."""
+        anchors = anchors.persist()
+        self._kept = anchors
+        count, rows = anchors.count(), max(table.rows for table in self._tables.values())
+        why = f"{count:,} values of {', '.join(self._view.anchor)}, and {rows:,} rows of a table"
+        if count > _MOST_SHARE * rows and not self._view.is_strict:
+            self._decide("full", f"more than {_MOST_SHARE:.0%} are affected: {why}")
+            return ""
+        anchors.createOrReplaceTempView("affected")
+        self._decide("keys", f"joined: {why}")
+        return _joined(self._view.anchor)
 
     def _built(self, *, replace: bool) -> Iterator[Changes]:
         """Yield all rows, in place of those that are there."""

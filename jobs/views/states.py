@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from lockstep.jobs.documents.mirror import live_rows, without
@@ -25,7 +26,6 @@ from lockstep.sinks.delta import layout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from lockstep.jobs.documents.mirror import MirrorVersion
@@ -54,6 +54,14 @@ class TableStates:
     def differ(self) -> bool:
         """Whether the cut may have changed the table."""
         return self._before != self._after
+
+    @property
+    def rows(self) -> int:
+        """How many rows its files have after the cut, deleted ones among them."""
+        if self._after is None:
+            return 0
+        files = pa.table(self._opened(self._after).get_add_actions())
+        return sum(each or 0 for each in files["num_records"].to_pylist())
 
     def register(self, state: str) -> None:
         """Make a state a temporary view, unless it is one."""

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from cdc.config.views import View
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.following_views import ViewsFollowing
+from lockstep.jobs.views import cuts
 from lockstep.jobs.views.cuts import ViewCuts
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
@@ -113,6 +114,40 @@ def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
     shop.cut()
     assert following.next(sink)
     assert shop.differences("v", _rows(name, "v")) == ""
+
+
+def test_many_affected_values_are_joined_and_most_are_computed_completely(
+    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuts, "MOST_ANCHORS", 3)
+    sql = (
+        "SELECT c.id, c.name, count(o.id) AS orders FROM customers c"
+        " LEFT JOIN orders o ON o.customer_id = c.id GROUP BY c.id, c.name"
+    )
+    views = {
+        "auto": View(sql=sql, key=("id",)),
+        "strict": View(sql=sql, key=("id",), refresh="strict"),
+    }
+    shop, name = Shop(database, tmp_path / "lake", views), str(tmp_path)
+    database.execute("INSERT INTO customers SELECT g, 'c' || g FROM generate_series(1, 100) g")
+    database.execute(
+        "INSERT INTO orders (id, customer_id) SELECT g, g FROM generate_series(1, 90) g"
+    )
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name))
+    for changes, wanted in (
+        ("UPDATE customers SET name = 'few' WHERE id <= 3", ("keys", "keys")),
+        ("UPDATE customers SET name = 'some' WHERE id <= 9", ("keys", "keys")),
+        ("DELETE FROM orders WHERE id BETWEEN 5 AND 12", ("keys", "keys")),
+        ("UPDATE customers SET name = 'most' WHERE id > 40", ("full", "keys")),
+    ):
+        database.execute(changes)
+        shop.cut()
+        decisions = shop.follow(spark, lambda: MemorySink(name))
+        assert (decisions["auto"][0], decisions["strict"][0]) == wanted, decisions
+        assert shop.differences("auto", _rows(name, "auto")) == ""
+        assert shop.differences("strict", _rows(name, "strict")) == ""
+    assert decisions["strict"][1].startswith("joined: 60 values of id")
 
 
 JSON_TABLES = {
