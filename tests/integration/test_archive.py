@@ -63,6 +63,7 @@ def test_a_row_has_every_version_with_its_author_from_archive_and_topics(
         "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",
         archive={"path": str(tmp_path / "archive"), "every_seconds": 0},
         log={"kafka": {"message.max.bytes": 60_000}},
+        source={"canary_seconds": 0},  # events are counted
     )
     made.start().wait_ready()
     archived, long = Archived(made), "z" * 3_000

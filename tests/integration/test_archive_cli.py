@@ -40,6 +40,7 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
     made = pipeline(
         "CREATE TABLE users (id int PRIMARY KEY, name text)",
         archive={"path": str(tmp_path / "archive"), "every_seconds": 0},
+        source={"canary_seconds": 0},  # events are counted
     )
     made.start().wait_ready()
     code, status = cdc(made, "status")

@@ -46,7 +46,8 @@ class Starting(SparkStart):
 
 @pytest.fixture
 def line(pipeline: NewPipeline, redis_url: str) -> PipelineUnderTest:
-    made = pipeline(_TABLE, followers={"cache": {"redis": {"url": redis_url}, "max_events": 40}})
+    followers = {"cache": {"redis": {"url": redis_url}, "max_events": 40}}
+    made = pipeline(_TABLE, followers=followers, source={"canary_seconds": 0})  # events are counted
     made.start().wait_ready()
     return made
 
