@@ -89,8 +89,8 @@ def export(config: Config, is_over: Callable[[], bool], report: Callable[[Counts
     tracing = Tracing(config, provider.get_tracer("lockstep", __version__))
 
     def counts() -> Counts:
-        made = tracing
-        return Counts(made.traced, made.open, made.expired, made.left_out, sender.sent, sender.lost)
+        done = (tracing.traced, tracing.open, tracing.expired, tracing.left_out)
+        return Counts(*done, sender.sent, sender.lost)
 
     try:
         _follow(config, tracing, is_over, lambda: report(counts()))

@@ -17,8 +17,8 @@ import random
 import re
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -48,11 +48,12 @@ _TRACEPARENT: Final = re.compile(
 )
 
 
-@dataclass
-class _Published:
-    """A frontier, and when the log took its record."""
+class _Published(NamedTuple):
+    """A frontier, and when the log took its record: without its partitions, which may be many."""
 
-    record: FrontierRecord
+    seq: int
+    lsn: str
+    epoch: int
     at_us: int
 
 
@@ -65,7 +66,7 @@ class _Open:
     root: Span
     context: Context
     deadline: float
-    waits_for: set[str] = field(default_factory=set)
+    waits_for: set[str]
     published: _Published | None = None
     end_us: int = 0
 
@@ -95,7 +96,7 @@ class Tracing:
         self._open: list[_Open] = []
         self._recent = deque[_Published](maxlen=_RECENT_FRONTIERS)
         self._reports: dict[str, FollowerRecord] = {}
-        self.traced = self.ended = self.expired = self.left_out = 0
+        self.traced = self.expired = self.left_out = 0
 
     @property
     def open(self) -> int:
@@ -109,7 +110,7 @@ class Tracing:
             return
         seq = source["seq"]
         found = self._begin(seq, source["ts_us"], str(source["commit_lsn"]), parent)
-        published = next((each for each in self._recent if each.record.seq >= seq), None)
+        published = next((each for each in self._recent if each.seq >= seq), None)
         if found is not None and published is not None:
             self._publish(found, published)
 
@@ -117,7 +118,7 @@ class Tracing:
         """Note that the log has everything up to a frontier; trace its transaction if sampled."""
         if record.pipeline != self._pipeline:
             return
-        published = _Published(record, at_us)
+        published = _Published(record.seq, str(record.lsn), record.epoch, at_us)
         self._recent.append(published)
         reached = [each for each in self._open if not each.published and each.seq <= record.seq]
         if not reached and self._has_rows(record) and self._chance() < self._share:
@@ -179,26 +180,27 @@ class Tracing:
         return found
 
     def _publish(self, found: _Open, published: _Published) -> None:
-        record = published.record
         fields = {
-            "lockstep.frontier.lsn": str(record.lsn),
-            "lockstep.frontier.seq": record.seq,
-            "lockstep.epoch": record.epoch,
+            "lockstep.frontier.lsn": published.lsn,
+            "lockstep.frontier.seq": published.seq,
+            "lockstep.epoch": published.epoch,
         }
         found.published = published
         self._span(
             found, "publish", SpanKind.PRODUCER, found.committed_at_us, published.at_us, fields
         )
-        for each in list(self._reports.values()):
-            self._apply(found, each)
-        if not found.waits_for and found in self._open:
-            self._end(found, found.end_us)  # no follower is configured
+        self._apply(found, *self._reports.values())
 
-    def _apply(self, found: _Open, record: FollowerRecord) -> None:
-        """Make a follower's span, if its report shows that it has the transaction."""
+    def _apply(self, found: _Open, *reports: FollowerRecord) -> None:
+        """Make the spans of followers whose reports show the transaction; end after the last."""
+        for each in reports:
+            if found.published and each.follower in found.waits_for and each.seq >= found.seq:
+                self._span_of(found, found.published, each)
+        if found.published and not found.waits_for:
+            self._end(found, found.end_us)
+
+    def _span_of(self, found: _Open, published: _Published, record: FollowerRecord) -> None:
         name = record.follower
-        if found.published is None or name not in found.waits_for or record.seq < found.seq:
-            return
         found.waits_for.remove(name)
         fields = {
             "lockstep.follower": name,
@@ -207,9 +209,7 @@ class Tracing:
             "lockstep.applied.lsn": str(record.lsn),
         }
         at_us = record.moved_at_us or record.at_us
-        self._span(found, f"apply {name}", SpanKind.CONSUMER, found.published.at_us, at_us, fields)
-        if not found.waits_for:
-            self._end(found, found.end_us)
+        self._span(found, f"apply {name}", SpanKind.CONSUMER, published.at_us, at_us, fields)
 
     def _span(
         self,
@@ -230,5 +230,4 @@ class Tracing:
 
     def _end(self, found: _Open, end_us: int) -> None:
         self._open.remove(found)
-        self.ended += 1
         found.root.end(max(found.committed_at_us, end_us) * 1_000)
