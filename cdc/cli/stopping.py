@@ -36,6 +36,14 @@ def install() -> None:
         signal.signal(number, exit_now)
 
 
+def requested() -> threading.Event:
+    """Return what is set once SIGTERM or SIGINT asks the process to stop."""
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    return over
+
+
 def leave(code: int) -> NoReturn:
     """Exit with `code`; without the interpreter's cleanup if a daemon thread still runs.
 

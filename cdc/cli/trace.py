@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from cdc.cli import stopping
 from cdc.cli.options import as_json, echo, example, print_done, print_json, with_config
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ def trace(config: Config, *, as_json: bool) -> None:
     extras.require("cdc trace", "tracing")
     from cdc.operate import span_export  # noqa: PLC0415 - as above
 
-    over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+    over = stopping.requested()
     line_at = time.monotonic()
 
     def report(counts: Counts) -> None:

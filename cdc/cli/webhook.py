@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdc.cli import given_up
+from cdc.cli import given_up, stopping
 from cdc.cli.options import (
     as_json,
     echo,
@@ -58,9 +56,7 @@ def run(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     chosen = names or tuple(config.webhooks)
     if not chosen:
         raise ConfigError("the configuration has no webhooks", hint="see docs/WEBHOOKS.md")
-    over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+    over = stopping.requested()
     for name in chosen:
         webhooks.chosen(config, name)
     running: dict[str, Webhook] = {}

@@ -154,7 +154,12 @@ def _of_sql(
         found.affected,
         found.full_for,
         view.refresh == "strict",
-        _definition(name, views, found, version),
+        _definition(
+            # Views without code keep the fingerprints that stores have.
+            (version.key, found.new.sql, found.new.columns, *_fingerprints(found.made)),
+            _declared(name, views),
+            version,
+        ),
         found.made,
         is_masked=found.is_masked,
     )
@@ -210,12 +215,10 @@ def _of_code(
         tuple(each for each in affected if each.table not in full_for),
         full_for,
         view.refresh == "strict",
-        Definition(
-            _fingerprint((view.key, columns, task, inputs, _fingerprints(made))),
-            _fingerprint((view.source, [_declared(f"{name}.{each}", views) for each in parts])),
-            version.schema_id,
-            version.key,
-            version.columns,
+        _definition(
+            (view.key, columns, task, inputs, _fingerprints(made)),
+            (view.source, [_declared(f"{name}.{each}", views) for each in parts]),
+            version,
         ),
         made,
         CodePlan(task, inputs),
@@ -339,14 +342,10 @@ def _fingerprints(made: Iterable[ViewPlan]) -> list[str]:
     return [each.definition.fingerprint for each in made]
 
 
-def _definition(
-    name: str, views: Mapping[str, View], found: _Query, version: Version
-) -> Definition:
-    query = found.new
+def _definition(computed_by: object, declared: object, version: Version) -> Definition:
     return Definition(
-        # Views without code keep the fingerprints that stores have.
-        _fingerprint((version.key, query.sql, query.columns, *_fingerprints(found.made))),
-        _fingerprint(_declared(name, views)),
+        _fingerprint(computed_by),
+        _fingerprint(declared),
         version.schema_id,
         version.key,
         version.columns,

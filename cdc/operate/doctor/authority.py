@@ -5,11 +5,11 @@ Pure functions from facts and the configuration to findings; `examine` gathers t
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from cdc.config import meaning
 from cdc.operate.findings import Finding, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.source import rights
@@ -147,9 +147,4 @@ def _url_facts(url: str) -> DsnFacts:
 
 def is_loopback(host: str) -> bool:
     """Return whether the host is this machine: a socket, localhost, 127.0.0.0/8, ::1."""
-    if not host or host.startswith(("/", "@")) or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return not host or host.startswith(("/", "@")) or meaning.is_loopback(host)
