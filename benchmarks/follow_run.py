@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from bisect import bisect_left
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -31,9 +29,11 @@ from benchmarks.family import Family
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
+from benchmarks.watching import watching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import psycopg
 
@@ -283,31 +283,13 @@ class FollowRun:
             foreign_cores=foreign_cores,
         ), int(committed["committed"])
 
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        """Poll the store for the duration of the block, in a thread."""
-        done, failed = threading.Event(), list[Exception]()
-
-        def look() -> None:
-            newest = 0
-            try:
-                while not done.wait(_LOOK_SECONDS):
-                    seq = self._store.seq()
-                    if seq > newest:
-                        newest = seq
-                        self._seen.append((time.time_ns() // 1_000, seq))
-            except Exception as error:  # noqa: BLE001 - handed to the thread that waits
-                failed.append(error)
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-        if failed:
-            raise failed[0]
+    def _looking(self) -> AbstractContextManager[None]:
+        """Note when the store is at which seq, for the duration of the block."""
+        return watching(
+            self._store.seq,
+            lambda seq: self._seen.append((time.time_ns() // 1_000, seq)),
+            _LOOK_SECONDS,
+        )
 
     def _until_seen(self, follower: Program, seq: int) -> None:
         deadline = time.monotonic() + _LOAD_GRACE_SECONDS

@@ -9,10 +9,8 @@ of a cut by that of computing all timelines over the same mirrors.
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,9 +25,10 @@ from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
 from benchmarks.topics import Topics
 from benchmarks.view_run import ViewRun
+from benchmarks.watching import watching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     import psycopg
 
@@ -174,23 +173,13 @@ class _Rate:
             self._shown.execute([f"INSERT INTO tweets VALUES ({values})"])
             self._committed.append((self._shown.seq, at))
 
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        done = threading.Event()
-
-        def look() -> None:
-            while not done.wait(_LOOK_SECONDS):
-                seq = self._store.seq()
-                if seq and (not self._seen or seq > self._seen[-1][0]):
-                    self._seen.append((seq, time.monotonic()))
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    def _looking(self) -> AbstractContextManager[None]:
+        """Note when the store is at which seq, for the duration of the block."""
+        return watching(
+            self._store.seq,
+            lambda seq: self._seen.append((seq, time.monotonic())),
+            _LOOK_SECONDS,
+        )
 
     def _events(self) -> int:
         """Return how many rows the follower has changed, by its newest report."""
