@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +22,12 @@ from cdc.failpoints import VIEW_NAMES
 from lockstep.jobs import view as job
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures import code_example, code_views
+from tests.fixtures.commands import completed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
 from tests.fixtures.store_redis import RedisStore
 from tests.fixtures.viewed import differing
 
-_SECONDS = 400
 _FOLLOWERS = ("lake", "answers", "cache")
 # As the configuration masks it.
 _NAMES = "SELECT id, name FROM visitors"
@@ -96,19 +93,8 @@ class Coded(Followed):
 
     def killed(self, failpoint: str) -> int:
         """Run followers of views in a process that is killed; return its exit code."""
-        done = subprocess.run(
-            [str(Path(sys.executable).with_name("cdc")), "view", "run", "--once"],
-            env={
-                "PATH": "/usr/bin:/bin",
-                "LOCKSTEP_CONFIG": str(self.pipeline.config_file),
-                "LOCKSTEP_FAILPOINT": failpoint,
-                **{name: each for name, each in os.environ.items() if name == "JAVA_HOME"},
-            },
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-        return done.returncode
+        config_file = self.pipeline.config_file
+        return completed(config_file, "view", "run", "--once", failpoint=failpoint).returncode
 
 
 @pytest.fixture

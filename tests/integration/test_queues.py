@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from cdc.deliver import undelivered
 from cdc.errors import ConfigError, UnavailableError
 from cdc.log import names
 from cdc.log.group_records import UndeliveredRecord
+from tests.fixtures.commands import environment
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int)"
@@ -267,7 +267,7 @@ def uncommitted(line: PipelineUnderTest, topic: str, number: int) -> list[bytes]
 
 
 def joined(line: PipelineUnderTest, path: Path) -> subprocess.Popen[bytes]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "PG"))}
+    kept = environment()
     command = [sys.executable, "-c", _PROCESS, str(line.config_file), str(path)]
     return subprocess.Popen(command, env=kept, stdin=subprocess.DEVNULL)
 

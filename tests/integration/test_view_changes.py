@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +19,7 @@ from cdc.errors import Exit, LagError
 from cdc.failpoints import VIEW_DROP_NAMES
 from lockstep.jobs.changing_views import Waiting, build, drop, planned
 from lockstep.jobs.reading_as_of import read_as_of_arrow
+from tests.fixtures.commands import completed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
 from tests.fixtures.store_redis import RedisStore
@@ -52,18 +50,7 @@ class Changed(Followed):
 
     def cdc(self, *arguments: str, failpoint: str = "") -> tuple[int, Any, str]:
         """Run a command with --json; return its exit code, what it printed, and its errors."""
-        done = subprocess.run(
-            [str(Path(sys.executable).with_name("cdc")), *arguments, "--json"],
-            env={
-                "PATH": "/usr/bin:/bin",
-                "LOCKSTEP_CONFIG": str(self.pipeline.config_file),
-                "LOCKSTEP_FAILPOINT": failpoint,
-                **{name: each for name, each in os.environ.items() if name == "JAVA_HOME"},
-            },
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = completed(self.pipeline.config_file, *arguments, "--json", failpoint=failpoint)
         printed = json.loads(done.stdout) if done.stdout else None
         return done.returncode, printed, done.stderr.decode()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -32,6 +31,7 @@ from cdc.log.groups import Group, group_id
 from cdc.log.partitions import Range
 from cdc.operate.status import read_status
 from cdc.operate.webhooks import WebhooksReader
+from tests.fixtures.commands import environment
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.receiver import Receiver
@@ -109,7 +109,7 @@ def receive_on(member: Group) -> None:
 
 
 def delivering(line: PipelineUnderTest, log: Path) -> subprocess.Popen[bytes]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "PG"))}
+    kept = environment()
     command = ("webhook", "run", "-c", str(line.config_file), "--json")
     with log.open("ab") as out:
         return subprocess.Popen(

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.fixtures.commands import environment
 from tests.fixtures.daemon import PipelineUnderTest
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def test_the_wheel_has_every_file_and_its_migrations_work(
     bare.write("lockstep.yaml", migrations=dict.fromkeys(heads, True))
 
     def run(*command: str) -> str:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "PG"))}
+        kept = environment()
         done = subprocess.run(
             [sys.executable, *command],
             cwd=tmp_path,
