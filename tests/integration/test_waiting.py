@@ -121,7 +121,7 @@ def test_a_wait_during_the_initial_snapshot_does_not_miss_a_daemon(
         snapshot={"mode": "initial"},
     )
     FakeFollower(line.config).apply(1)
-    code = run(["wait", "--for", "cache", "--timeout", "2s", "-c", str(line.config_file)])
+    code = run(["wait", "--for", "cache", "--timeout", "10s", "-c", str(line.config_file)])
     err = capsys.readouterr().err
     assert code == Exit.TEMPORARY
     assert "· the initial snapshot is not finished, and nothing is streamed before; cache is" in err
