@@ -67,7 +67,7 @@ class MirrorTables:
             return
         schema = pa.schema(table.schema().to_arrow())
         tests = [
-            _among(schema, column, {terms[at] for terms in wanted})
+            among(schema, column, {terms[at] for terms in wanted})
             for at, column in enumerate(columns)
         ]
         for row in _read(reader, table, tests):
@@ -133,10 +133,10 @@ class MirrorTables:
         )
         reader = self._rows[node].traced
         columns = _selected(reader, before, "o")
-        live = _live(before, "o"), _live(after, "n")
+        both = live(before, "o"), live(after, "n")
         query = (
-            f"SELECT {columns} FROM o WHERE {live[0]} AND NOT EXISTS"  # noqa: S608 - quoted
-            f" (SELECT 1 FROM n WHERE {live[1]} AND {same})"
+            f"SELECT {columns} FROM o WHERE {both[0]} AND NOT EXISTS"  # noqa: S608 - quoted
+            f" (SELECT 1 FROM n WHERE {both[1]} AND {same})"
         )
         builder = QueryBuilder().register("o", before).register("n", after)
         yield from _rows_of(reader, builder, query)
@@ -156,7 +156,7 @@ class MirrorTables:
 
 def _read(reader: NodeRows, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
     columns = _selected(reader, table, _TABLE)
-    where = " AND ".join([_live(table, _TABLE), *filter(None, tests)])
+    where = " AND ".join([live(table, _TABLE), *filter(None, tests)])
     query = f"SELECT {columns} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
     yield from _rows_of(reader, QueryBuilder().register(_TABLE, table), query)
 
@@ -194,7 +194,7 @@ def without(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Table:
     return rows.take(left["#"].combine_chunks())
 
 
-def _live(table: DeltaTable, name: str) -> str:
+def live(table: DeltaTable, name: str) -> str:
     """Return the predicate for current rows: neither marked as deleted nor historical."""
     names = {field.name for field in table.schema().fields}
     if delta_layout.CURRENT in names:
@@ -204,7 +204,7 @@ def _live(table: DeltaTable, name: str) -> str:
     return "TRUE"
 
 
-def _among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
+def among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
     """Return a predicate that every row whose column is among `wanted` passes; "" for all rows."""
     kind = schema.field(column).type
     literals = [_literal(kind, term) for term in wanted]

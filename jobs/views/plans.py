@@ -24,6 +24,7 @@ from lockstep.jobs.views.parsing import (
     resolved,
     tables,
 )
+from lockstep.jobs.views.paths import Route, route
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.translating import Query, Translator, relation
 from lockstep.jobs.views.types import COMPARED, FLOATS, of
@@ -85,6 +86,8 @@ class ViewPlan(NamedTuple):
     made: tuple[ViewPlan, ...] = ()  # views in Python that it reads as tables
     code: CodePlan | None = None  # of a view in Python: `new` and `old` read what that makes
     is_masked: bool = False  # it may read masked values
+    routes: tuple[Route, ...] = ()  # of all tables' occurrences; none if Python makes rows of it
+    column_names: frozenset[str] = frozenset()  # of all tables' columns that it reads
 
     @property
     def is_of_mirrors(self) -> bool:
@@ -103,6 +106,8 @@ class _Query(NamedTuple):
     full_for: Mapping[str, str]
     made: tuple[ViewPlan, ...]
     is_masked: bool
+    routes: tuple[Route, ...]
+    column_names: frozenset[str]
 
 
 def plan(
@@ -162,6 +167,8 @@ def _of_sql(
         ),
         found.made,
         is_masked=found.is_masked,
+        routes=found.routes,
+        column_names=found.column_names,
     )
 
 
@@ -256,6 +263,8 @@ def _query(
         if probe.table in named and probe.table not in full_for
         for each in _affected(probe, new, known)
     )
+    routes = (route(probe, known, new.columns) for probe in found.probes)
+    read = column_names(query)
     return _Query(
         new,
         old,
@@ -264,7 +273,9 @@ def _query(
         affected,
         full_for,
         made,
-        is_masked=not _masked(named, versions).isdisjoint(column_names(query)),
+        is_masked=not _masked(named, versions).isdisjoint(read),
+        routes=() if made else tuple(dict.fromkeys(routes)),
+        column_names=frozenset(read),
     )
 
 

@@ -10,29 +10,50 @@ reads such a value fails with its table and column, because its answer would be 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable
+import pyarrow.compute as pc
+from deltalake import DeltaTable, QueryBuilder
 
-from lockstep.jobs.documents.mirror import live_rows, without
+from lockstep.jobs.documents.mirror import MirrorVersion, among, live, live_rows, without
 from lockstep.jobs.views.plans import ADDED, NEW, OLD, REMOVED
 from lockstep.jobs.views.translating import relation
 from lockstep.jobs.views.types import INEXACT, Type, of
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.delta import difference as delta_difference
-from lockstep.sinks.delta import layout
+from lockstep.sinks.delta import lake, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from lockstep.jobs.documents.mirror import MirrorVersion
-    from lockstep.sinks.contract import Version
+    from lockstep.sinks.contract import Column, Version
 
 # In the message of the error that a query raises for a value that is not in its mirror's column.
 INEXACT_VALUE: Final = "lockstep: no exact value"
+# A table with no more rows than these is read completely, once for all views.
+SMALL_ROWS: Final = 20_000
+_TABLE: Final = "t"
+# Columns are read where others have passed the test, page by page.
+_LATE: Final = {"datafusion.execution.parquet.pushdown_filters": "true"}
+
+# A column, and the values of which a row must have one.
+Test = tuple[str, pa.Array]
+
+
+class Rows(NamedTuple):
+    """Rows of a table before the cut and after it, with `_seq` and `_exact`."""
+
+    old: pa.Table
+    new: pa.Table
+
+    def values(self, column: str, *, nulls: bool = False) -> pa.Array:
+        """Return the values of a column in either state, each once."""
+        found = pa.chunked_array([*self.old[column].chunks, *self.new[column].chunks]).unique()
+        return found if nulls else found.drop_null()
 
 
 class TableStates:
@@ -48,14 +69,16 @@ class TableStates:
     ) -> None:
         self._spark, self._version, self._storage = spark, version, dict(storage)
         self._before, self._after = before, after
-        self._registered = set[str]()
+        self._tables = dict[MirrorVersion, DeltaTable]()
+        # What each state's temporary view has: these rows, or all (None).
+        self._registered = dict[str, Rows | None]()
 
     @property
     def differ(self) -> bool:
         """Whether the cut may have changed the table."""
         return self._before != self._after
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """How many rows its files have after the cut, deleted ones among them."""
         if self._after is None:
@@ -63,9 +86,84 @@ class TableStates:
         files = pa.table(self._opened(self._after).get_add_actions())
         return sum(each or 0 for each in files["num_records"].to_pylist())
 
+    @cached_property
+    def changes(self) -> Rows | None:
+        """The rows that only one state has; None if only Spark can find them."""
+        if self._after is None or self._before is None:
+            return None
+        names = [each.name for each in self._version.columns]
+        columns = [*names, layout.SEQ, layout.EXACT, layout.CURRENT, layout.DELETED]
+        before, after = self._opened(self._before), self._opened(self._after)
+        found = delta_difference.between(before, after, columns)
+        if found is None:
+            return None
+        key = [*self._version.key, layout.SEQ]
+        old, new = (live_rows(side).select([*names, layout.SEQ, layout.EXACT]) for side in found)
+        return Rows(without(old, new, key), without(new, old, key))
+
+    def among(self, tests: Sequence[Test], names: Container[str], most: int) -> Rows | None:
+        """Return the rows that have a value that a test names, some columns of them.
+
+        None if they are more than `most`, or if the state before can't be made of the one after.
+        """
+        columns = [each.name for each in self._version.columns if each.name in names]
+        columns = list(dict.fromkeys([*columns, *self._version.key, layout.SEQ, layout.EXACT]))
+        changes = self.changes if self.differ else None
+        if self._after is None or (self.differ and changes is None):
+            return None
+        new = self._found(self._after, columns, tests, most)
+        if new is None:
+            return None
+        if changes is None:
+            return Rows(new, new)
+        key = [*self._version.key, layout.SEQ]
+        if not self._version.key or any(changes.new[each].null_count for each in key):
+            return None
+        removed = changes.old.select(columns)
+        removed = removed.filter(_passes(removed, tests)) if tests else removed
+        return Rows(pa.concat_tables([without(new, changes.new, key), removed]), new)
+
+    @cached_property
+    def small(self) -> Rows | None:
+        """All rows of a small table; None if it is larger, or as `among`."""
+        names = {each.name for each in self._version.columns}
+        return self.among([], names, SMALL_ROWS) if self.rows <= SMALL_ROWS else None
+
+    def _found(
+        self, place: MirrorVersion, columns: list[str], tests: Sequence[Test], most: int
+    ) -> pa.Table | None:
+        table = self._opened(place)
+        schema = lake.arrow_schema(table, columns)
+        if tests and not any(len(values) for _, values in tests):
+            return schema.empty_table()
+        where = f"{live(table, _TABLE)}{_pushed(schema, tests)}"
+        names = ", ".join(map(lake.quoted, columns))
+        query = f"SELECT {names} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
+        found, count = [schema.empty_table()], 0
+        reader = QueryBuilder(_LATE).register(_TABLE, table).execute(query)
+        for batch in pa.RecordBatchReader.from_stream(reader):
+            rows = pa.table(batch).cast(schema)  # Arrow does not filter delta-rs' views of texts
+            if tests:
+                rows = rows.filter(_passes(rows, tests))
+            found.append(rows)
+            count += rows.num_rows
+            if count > most:
+                return None
+        return pa.concat_tables(found)
+
+    def register_rows(self, rows: Rows) -> None:
+        """Make these rows the states' temporary views."""
+        if self._registered.get(OLD) is rows:
+            return
+        new = self._frame(rows.new)
+        old = new if rows.old is rows.new else self._frame(rows.old)
+        for state, frame in ((OLD, old), (NEW, new)):
+            frame.createOrReplaceTempView(quoted(relation(self._version.name, state)))
+            self._registered[state] = rows
+
     def register(self, state: str) -> None:
-        """Make a state a temporary view, unless it is one."""
-        if state in self._registered:
+        """Make all rows of a state its temporary view, unless they are."""
+        if state in self._registered and self._registered[state] is None:
             return
         if state in {OLD, NEW}:
             place = {OLD: self._before, NEW: self._after}[state]
@@ -74,7 +172,7 @@ class TableStates:
             made = dict(zip((REMOVED, ADDED), self._difference(), strict=True))
         for each, rows in made.items():
             rows.createOrReplaceTempView(quoted(relation(self._version.name, each)))
-            self._registered.add(each)
+            self._registered[each] = None
 
     def has_same_columns(self) -> bool:
         """Return whether both versions of the mirror have the table's columns, as they are now."""
@@ -92,11 +190,16 @@ class TableStates:
         return all(one[each.name] == other[each.name] for each in self._version.columns)
 
     def _opened(self, place: MirrorVersion) -> DeltaTable:
-        return DeltaTable(place.path, place.version, storage_options=self._storage or None)
+        if place not in self._tables:
+            options = self._storage or None
+            self._tables[place] = DeltaTable(place.path, place.version, storage_options=options)
+        return self._tables[place]
 
     def _read(self, place: MirrorVersion | None) -> DataFrame:
         if place is None:
-            return self._spark.createDataFrame([], f"{self._schema()}, {layout.SEQ} bigint")
+            return self._spark.createDataFrame(
+                [], f"{_schema(self._version.columns)}, {layout.SEQ} bigint"
+            )
         reader = self._spark.read.format("delta").option("versionAsOf", place.version)
         rows = reader.load(place.path)
         if layout.CURRENT in rows.columns:
@@ -107,16 +210,8 @@ class TableStates:
 
     def _difference(self) -> tuple[DataFrame, DataFrame]:
         """Return the rows that only the state before has, and those that only the one after has."""
-        if self._before is not None and self._after is not None:
-            columns = [each.name for each in self._version.columns]
-            columns += [layout.SEQ, layout.EXACT, layout.CURRENT, layout.DELETED]
-            found = delta_difference.between(
-                self._opened(self._before), self._opened(self._after), columns
-            )
-            if found is not None:
-                key = [*self._version.key, layout.SEQ]
-                old, new = (live_rows(side) for side in found)
-                return self._frame(without(old, new, key)), self._frame(without(new, old, key))
+        if self.changes is not None:
+            return self._frame(self.changes.old), self._frame(self.changes.new)
         old, new = self._read(self._before), self._read(self._after)
         same = " AND ".join(
             f"o.{quoted(each)} <=> n.{quoted(each)}" for each in (*self._version.key, layout.SEQ)
@@ -130,26 +225,67 @@ class TableStates:
         )
 
     def _frame(self, rows: pa.Table) -> DataFrame:
-        names = [each.name for each in self._version.columns]
+        """Return rows with some of the table's columns."""
+        there = {*rows.column_names}
+        columns = [each for each in self._version.columns if each.name in there]
+        names = [each.name for each in columns]
+        is_exact = rows[layout.EXACT].null_count == rows.num_rows
         # Spark 4.2 takes a table that starts with an empty chunk for an empty one.
-        plain = rows.select([*names, layout.EXACT]).combine_chunks()
-        return self._exact(self._spark.createDataFrame(plain, self._schema()))
-
-    def _schema(self) -> str:
-        columns = [f"{quoted(each.name)} {of(each).spark}" for each in self._version.columns]
-        return ", ".join([*columns, f"{layout.EXACT} map<string, string>"])
+        plain = rows.select(names if is_exact else [*names, layout.EXACT]).combine_chunks()
+        if is_exact:
+            return self._spark.createDataFrame(plain, _fields(columns))
+        frame = self._spark.createDataFrame(plain, _schema(columns))
+        return _exact(self._version.name, columns, frame)
 
     def _exact(self, rows: DataFrame) -> DataFrame:
-        """Return the table's columns; a value that is only in `_exact` raises an error."""
-        return rows.selectExpr(
-            *(self._checked(each.name, of(each)) for each in self._version.columns)
-        )
+        return _exact(self._version.name, self._version.columns, rows)
 
-    def _checked(self, name: str, kind: Type) -> str:
-        if kind.mask or kind.name.removeprefix("_") not in INEXACT or kind.spark == "string":
-            return quoted(name)
-        message = string(f"{INEXACT_VALUE} in {self._version.name}.{name}.")
-        return (
-            f"CASE WHEN map_contains_key({layout.EXACT}, {string(name)})"
-            f" THEN raise_error({message}) ELSE {quoted(name)} END AS {quoted(name)}"
-        )
+
+def _fields(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{quoted(each.name)} {of(each).spark}" for each in columns)
+
+
+def _schema(columns: Sequence[Column]) -> str:
+    return f"{_fields(columns)}, {layout.EXACT} map<string, string>"
+
+
+def _exact(table: str, columns: Sequence[Column], rows: DataFrame) -> DataFrame:
+    """Return a table's columns; a value that is only in `_exact` raises an error."""
+    return rows.selectExpr(*(_checked(table, each.name, of(each)) for each in columns))
+
+
+def _checked(table: str, name: str, kind: Type) -> str:
+    if kind.mask or kind.name.removeprefix("_") not in INEXACT or kind.spark == "string":
+        return quoted(name)
+    message = string(f"{INEXACT_VALUE} in {table}.{name}.")
+    return (
+        f"CASE WHEN map_contains_key({layout.EXACT}, {string(name)})"
+        f" THEN raise_error({message}) ELSE {quoted(name)} END AS {quoted(name)}"
+    )
+
+
+def _pushed(schema: pa.Schema, tests: Sequence[Test]) -> str:
+    """Return what delta-rs skips files and pages by: rows that pass the tests pass it, too."""
+    found = []
+    for column, values in tests:
+        wanted = set(values.drop_null().to_pylist())
+        text = among(schema, column, wanted) if wanted else "FALSE"
+        if not text:
+            return ""
+        null = f" OR {lake.quoted(column)} IS NULL" if values.null_count else ""
+        found.append(f"{text}{null}")
+    return f" AND ({' OR '.join(found)})" if found else ""
+
+
+def _passes(rows: pa.Table, tests: Sequence[Test]) -> pa.ChunkedArray:
+    """Return whether each row has a value that a test names."""
+    found = None
+    for column, values in tests:
+        of_rows, wanted = rows[column], values
+        if pa.types.is_integer(values.type):
+            of_rows, wanted = of_rows.cast(pa.int64()), values.cast(pa.int64())
+        else:
+            of_rows = of_rows.cast(values.type)
+        each = pc.is_in(of_rows, value_set=wanted)
+        found = each if found is None else pc.or_(found, each)
+    return found

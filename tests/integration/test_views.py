@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from cdc.config.views import View
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.following_views import ViewsFollowing
-from lockstep.jobs.views import cuts
+from lockstep.jobs.views import computing, reducing, states
 from lockstep.jobs.views.cuts import ViewCuts
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
@@ -32,25 +32,40 @@ def _rows(store: str, view: str) -> list[dict[str, Any]]:
 @pytest.mark.long("the views in five parts, of which one has each kind of join", sample=["0"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_view_is_postgres_own_answer_after_each_cut(
-    database: Database, tmp_path: Path, spark: SparkSession, part: int
+    database: Database,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    part: int,
 ) -> None:
-    """Of a random workload with new keys, deletes and truncates over six tables."""
+    """Of a random workload with new keys, deletes and truncates over six tables.
+
+    First the follower knows the last answers, and only the rows are read that the affected ones
+    depend on; then it was restarted, and reads all rows of the small tables; then Spark reads them.
+    """
     views = {name: VIEWS[name] for name in list(VIEWS)[part::PARTS]}
     shop, name = Shop(database, tmp_path / "lake", VIEWS, views), str(tmp_path)
     load = Workload(database, part)
-    wrong, done = [], dict[str, set[str]]()
-    for step in range(3):
+    wrong, done, read_here = [], dict[str, set[str]](), set[tuple[int, str]]()
+    limits = {1: (states, "SMALL_ROWS"), 3: (reducing, "MOST_ROWS")}
+    for step in range(4):
         load.run(70 if step == 0 else 10)
         shop.cut()
-        decisions = shop.follow(spark, lambda: MemorySink(name))
-        for view, (how, _) in decisions.items():
+        with monkeypatch.context() as patched:
+            if step in limits:
+                patched.setattr(*limits[step], 0)
+            decisions = shop.follow(spark, lambda: MemorySink(name), restarted=step > 1)
+        for view, (how, why) in decisions.items():
             done.setdefault(view, set()).add(how)
+            if how == "keys" and " rows" in why:
+                read_here.add((step, view))
         wrong += [
             f"cut {step}, {decisions[view]}, {found}"
             for view in views
             if (found := shop.differences(view, _rows(name, view)))
         ]
     assert wrong == []
+    assert {step for step, _ in read_here} == {1, 2}
     assert [view for view in views if view in STRICT and "full" in done[view]] == []
     assert [view for view in views if view in FULL and not done[view] & {"full", "keys"}] == []
 
@@ -119,7 +134,10 @@ def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
 def test_many_affected_values_are_joined_and_most_are_computed_completely(
     database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "MOST_ANCHORS", 3)
+    """Where Spark finds them; those that are found here are joined however many they are."""
+    monkeypatch.setattr(computing, "MOST_ANCHORS", 3)
+    here = reducing.MOST_ROWS
+    monkeypatch.setattr(reducing, "MOST_ROWS", 0)
     sql = (
         "SELECT c.id, c.name, count(o.id) AS orders FROM customers c"
         " LEFT JOIN orders o ON o.customer_id = c.id GROUP BY c.id, c.name"
@@ -148,6 +166,14 @@ def test_many_affected_values_are_joined_and_most_are_computed_completely(
         assert shop.differences("auto", _rows(name, "auto")) == ""
         assert shop.differences("strict", _rows(name, "strict")) == ""
     assert decisions["strict"][1].startswith("joined: 60 values of id")
+    monkeypatch.setattr(reducing, "MOST_ROWS", here)
+    monkeypatch.setattr(states, "SMALL_ROWS", 0)
+    database.execute("UPDATE customers SET name = 'again' WHERE id > 30")
+    shop.cut()
+    decisions = shop.follow(spark, lambda: MemorySink(name))
+    read = "70 by changes of public.customers, made of 130 rows"
+    assert [decisions[each] for each in views] == [("keys", read)] * 2
+    assert [shop.differences(each, _rows(name, each)) for each in views] == ["", ""]
 
 
 JSON_TABLES = {

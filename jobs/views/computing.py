@@ -1,0 +1,343 @@
+"""The changes of one view in a cut: what has to be computed, and is, by Spark.
+
+What the affected rows depend on is read in this process where that is little
+(`jobs.views.reducing`); otherwise Spark reads the tables. What the view's rows were is known where
+they are few (`jobs.views.answers`); otherwise they are computed, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from cdc.errors import ConfigError
+from lockstep.jobs.views import code_frames
+from lockstep.jobs.views.answers import MOST_ROWS, Row
+from lockstep.jobs.views.plans import NEW, OLD
+from lockstep.jobs.views.reducing import reduction
+from lockstep.jobs.views.values import quoted, string
+from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.delta import json as delta_json
+from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.columns import arrow_type
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lockstep.jobs.documents.mirror_cuts import MirrorCut
+    from lockstep.jobs.views.answers import Answer, Answers
+    from lockstep.jobs.views.plans import ViewPlan
+    from lockstep.jobs.views.states import TableStates
+    from lockstep.jobs.views.types import Type
+
+# More anchors than these are no literals of a query any more: it takes longer to plan than to run.
+MOST_ANCHORS: Final = 5_000
+# Where more anchors are affected than this share of the largest table's rows, finding their rows
+# takes longer than computing all of them.
+_MOST_SHARE: Final = 0.2
+# How many changes are passed to the sink at a time.
+_AT_ONCE: Final = 10_000
+
+
+class Decision(NamedTuple):
+    """How a view's changes in a cut were computed, and why."""
+
+    view: str
+    how: str  # nothing, keys, full or build
+    why: str
+
+
+class _Affected(NamedTuple):
+    """The rows of a view that a cut can change."""
+
+    test: str  # a predicate for rows `v`; "" for all
+    anchors: Mapping[str, Collection[Any]] | None  # its values; None if they are not known here
+
+    def has(self, row: Row, view: ViewPlan) -> bool:
+        """Return whether it has a row, while the values are known."""
+        assert self.anchors is not None
+        values = zip(view.anchor, row.anchor, strict=True)
+        return all(value in self.anchors[name] for name, value in values if name in self.anchors)
+
+
+_EVERY: Final = _Affected("", {})
+
+
+class Computation:
+    """The work of one view in a cut."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        view: ViewPlan,
+        tables: Mapping[str, TableStates],
+        cut: MirrorCut,
+        answers: Answers,
+    ) -> None:
+        self._spark, self._view, self._cut, self._answers = spark, view, cut, answers
+        self._applied = cut.after.applied
+        self._tables = {name: tables[name] for name in sorted(view.tables)}
+        self.decision = Decision(view.name, "nothing", "no table of it changed")
+        self._reduced = set[str]()  # tables of which only the needed rows are registered
+        self._kept: DataFrame | None = None  # anchors that are read more than once
+
+    def changes(self, *, is_built: bool) -> Iterator[Changes]:
+        """Yield the view's changes; all its rows if the store was built by another definition."""
+        is_first = self._cut.before is None
+        same = all(table.has_same_columns() for table in self._tables.values())
+        if is_first or not is_built or not same:
+            why = "its first cut" if is_first else "its definition has changed"
+            self._decide("build", why if same else "columns of its tables have changed")
+            yield from self._built(replace=not is_first)
+            return
+        changed = [name for name, table in self._tables.items() if table.differ]
+        was = self._answers.before(self._view, self._cut)
+        if not changed:
+            self._answers.keep(self._view, self._cut, was)
+            return
+        try:
+            affected = self._affected(changed)
+            if affected is None:
+                self._answers.keep(self._view, self._cut, was)
+            else:
+                yield from self._differences(affected, was)
+        finally:
+            if self._kept is not None:
+                self._kept.unpersist()
+
+    def _decide(self, how: str, why: str) -> None:
+        self.decision = Decision(self._view.name, how, why)
+
+    # --- what Spark reads ---
+
+    def _register(self, state: str) -> None:
+        """Make a state's tables temporary views, and views in Python that the view reads."""
+        for name, table in self._tables.items():
+            if name in self._reduced:
+                continue
+            if (small := table.small) is not None:
+                table.register_rows(small)
+            else:
+                table.register(state)
+        for view in self._view.made:
+            code_frames.register(self._spark, view, state)
+
+    def _selected(self, state: str, test: str) -> str:
+        """Return the query for a view's rows `v` in a state that pass a test; all can be read."""
+        self._register(state)
+        sql = self._view.new if state == NEW else self._view.old
+        if self._view.code is not None:  # its rows are made of inputs that pass
+            code_frames.register(self._spark, self._view, state, test)
+            test = ""
+        where = f" WHERE {test}" if test else ""
+        return f"({sql}) AS v{where}"
+
+    # --- which rows are affected ---
+
+    def _affected(self, changed: Sequence[str]) -> _Affected | None:
+        """Return the rows that changes of tables can change; None if there are none."""
+        for name in changed:
+            if name in self._view.full_for:
+                self._decide("full", self._view.full_for[name])
+                return _EVERY
+        found = reduction(self._view, self._tables, changed)
+        if found is None:
+            return self._found_by_spark(changed)
+        counts = ", ".join(f"{len(each):,}" for each in found.anchors.values())
+        rows = sum(each.new.num_rows for each in found.rows.values())
+        self._decide("keys", f"{counts} by changes of {', '.join(changed)}, made of {rows:,} rows")
+        if not all(len(each) for each in found.anchors.values()):
+            return None
+        for name, each in found.rows.items():
+            self._tables[name].register_rows(each)
+            self._reduced.add(name)
+        test = " AND ".join(self._one_of(*each) for each in found.anchors.items())
+        return _Affected(test, {name: {*each.to_pylist()} for name, each in found.anchors.items()})
+
+    def _one_of(self, name: str, values: pa.Array) -> str:
+        """Return the predicate for rows whose anchor is one of these values."""
+        kind = self._view.columns[name]
+        if len(values) <= MOST_ANCHORS:
+            return _among(name, kind, values.to_pylist())
+        rows = self._spark.createDataFrame(pa.table({name: values}), f"{quoted(name)} {kind.spark}")
+        rows.createOrReplaceTempView(quoted(f"affected {name}"))
+        return _joined(f"affected {name}", [name])
+
+    def _found_by_spark(self, changed: Sequence[str]) -> _Affected | None:
+        for state in (OLD, NEW):
+            self._register(state)
+        found: DataFrame | None = None
+        for each in self._view.affected:
+            if each.table not in changed:
+                continue
+            self._tables[each.table].register(each.changed)
+            anchors = self._spark.sql(each.sql)
+            found = anchors if found is None else found.unionByName(anchors)
+        assert found is not None, "each table has a probe, or needs a full recompute"
+        anchors = found.distinct()
+        rows = anchors.limit(MOST_ANCHORS + 1).toArrow()
+        if rows.num_rows > MOST_ANCHORS:
+            return self._found_many(anchors)
+        self._decide("keys", f"{rows.num_rows} by changes of {', '.join(changed)}")
+        values = {each: {*rows[each].to_pylist()} for each in self._view.anchor}
+        tests = (_among(each, self._view.columns[each], among) for each, among in values.items())
+        return _Affected(" AND ".join(tests), values) if rows.num_rows else None
+
+    def _found_many(self, anchors: DataFrame) -> _Affected:
+        """Return the rows of more anchors than a query has literals; all if most are affected."""
+        anchors = anchors.persist()
+        self._kept = anchors
+        count, rows = anchors.count(), max(table.rows for table in self._tables.values())
+        why = f"{count:,} values of {', '.join(self._view.anchor)}, and {rows:,} rows of a table"
+        if count > _MOST_SHARE * rows and not self._view.is_strict:
+            self._decide("full", f"more than {_MOST_SHARE:.0%} are affected: {why}")
+            return _EVERY
+        anchors.createOrReplaceTempView("affected")
+        self._decide("keys", f"joined: {why}")
+        return _Affected(_joined("affected", self._view.anchor), None)
+
+    # --- what they are ---
+
+    def _built(self, *, replace: bool) -> Iterator[Changes]:
+        """Yield all rows, in place of those that are there."""
+        key = ", ".join(map(quoted, self._view.key))
+        columns = ", ".join(f"first({quoted(each)}) AS {quoted(each)}" for each in self._others)
+        text = f"SELECT count(*) AS `#new`, {key}{', ' * bool(columns)}{columns}"
+        selected = self._selected(NEW, "")
+        rows = self._spark.sql(f"{text} FROM {selected} GROUP BY {key}").toArrow()
+        # Rows of earlier frontiers are deleted; those of this one have its seq.
+        truncated = self._applied.seq - 1 if replace else None
+        is_kept = rows.num_rows <= MOST_ROWS
+        answer: Answer = {}
+        for start in range(0, max(rows.num_rows, 1), _AT_ONCE):
+            part = self._answer_of(rows.slice(start, _AT_ONCE))
+            if is_kept:
+                answer.update(part)
+            made = [self._change(key, row.data) for key, row in part.items()]
+            if made or truncated is not None:
+                yield Changes((self._view.version,), made, truncated)
+            truncated = None
+        self._answers.keep(self._view, self._cut, answer if is_kept else None)
+
+    def _differences(self, affected: _Affected, was: Answer | None) -> Iterator[Changes]:
+        """Yield how the affected rows differ from what they were."""
+        if was is None and affected == _EVERY and not self._answers.is_large(self._view):
+            was = self._answer(OLD, "")
+        now = None
+        if was is not None and affected.anchors is not None:
+            now = self._answer(NEW, affected.test)
+        if was is None or now is None:
+            self._answers.keep(self._view, self._cut, None)
+            yield from self._compared(affected.test)
+            return
+        gone = {key for key, row in was.items() if key not in now and affected.has(row, self._view)}
+        made = [self._change(key, None) for key in gone]
+        for key, row in now.items():
+            if key not in was or was[key].data != row.data:
+                made.append(self._change(key, row.data))
+        kept = {key: row for key, row in was.items() if key not in gone}
+        self._answers.keep(self._view, self._cut, kept | now)
+        for start in range(0, len(made), _AT_ONCE):
+            yield Changes((self._view.version,), made[start : start + _AT_ONCE])
+
+    def _answer(self, state: str, test: str) -> Answer | None:
+        """Return the view's rows in a state that pass a test; None if they are many."""
+        names = ", ".join(map(quoted, self._view.columns))
+        query = f"SELECT 1 AS `#new`, {names} FROM {self._selected(state, test)}"  # noqa: S608 - quoted
+        rows = self._spark.sql(f"{query} LIMIT {MOST_ROWS + 1}").toArrow()
+        if rows.num_rows > MOST_ROWS:
+            self._answers.note_large(self._view)
+            return None
+        return self._answer_of(rows)
+
+    def _compared(self, test: str) -> Iterator[Changes]:
+        """Yield how rows in both states differ, which Spark compares."""
+        key = ", ".join(map(quoted, self._view.key))
+        row = f"struct({', '.join(map(quoted, self._view.columns))})"
+        sides = " UNION ALL ".join(
+            f"SELECT {word} AS `#is`, * FROM {self._selected(state, test)}"  # noqa: S608 - quoted
+            for word, state in (("true", NEW), ("false", OLD))
+        )
+        both = (
+            f"SELECT {key}, count_if(`#is`) AS `#new`, first({row}) FILTER (WHERE `#is`) AS `#n`,"  # noqa: S608 - quoted
+            f" first({row}) FILTER (WHERE NOT `#is`) AS `#o` FROM ({sides}) GROUP BY {key}"
+        )
+        others = "".join(f", `#n`.{quoted(each)}" for each in self._others)
+        rows = self._spark.sql(
+            f"SELECT `#new`, {key}{others} FROM ({both}) WHERE `#new` > 1 OR NOT `#n` <=> `#o`"  # noqa: S608 - quoted
+        ).toArrow()
+        for start in range(0, rows.num_rows, _AT_ONCE):
+            part = rows.slice(start, _AT_ONCE)
+            found = zip(part["#new"].to_pylist(), self._answer_of(part).items(), strict=True)
+            made = [self._change(key, row.data if number else None) for number, (key, row) in found]
+            yield Changes((self._view.version,), made)
+
+    @property
+    def _others(self) -> list[str]:
+        return [each for each in self._view.columns if each not in self._view.key]
+
+    def _answer_of(self, rows: pa.Table) -> Answer:
+        """Return rows of Spark's by their keys; raise ConfigError for a key that is none.
+
+        `#new` is how many rows have the key.
+        """
+        types = self._view.columns
+        arrays = [_one(rows[name]).cast(arrow_type(kind.delta)) for name, kind in types.items()]
+        exact = pa.nulls(rows.num_rows, pa.map_(pa.string(), pa.string()))
+        table = pa.table([*arrays, exact], names=[*types, layout.EXACT])
+        values = [rows[name].to_pylist() for name in self._view.anchor]
+        anchors = zip(*values, strict=True) if values else [()] * rows.num_rows
+        made = delta_json.rows(table, self._view.version)
+        answer = {key: Row(anchor, row) for anchor, (key, row) in zip(anchors, made, strict=True)}
+        if len(answer) < rows.num_rows or any(each > 1 for each in rows["#new"].to_pylist()):
+            raise self._wrong_key(f"several rows with one {', '.join(self._view.key)}")
+        for each in self._view.key:
+            if rows[each].null_count:
+                raise self._wrong_key(f"rows without {each}")
+        return answer
+
+    def _wrong_key(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"view {self._view.name} has {what}",
+            hint="`key` must identify its rows: name more columns, or leave such rows out of it",
+        )
+
+    def _change(self, key: bytes, row: bytes | None) -> Change:
+        at = self._applied
+        return Change(
+            key,
+            at.seq,
+            row,
+            self._view.version.schema_id,
+            at.lsn,
+            at.committed_at_us,
+            op="d" if row is None else "c",
+        )
+
+
+def _joined(relation: str, anchor: Sequence[str]) -> str:
+    """Return the predicate for rows whose anchor is in a temporary view."""
+    same = " AND ".join(f"a.{quoted(each)} <=> v.{quoted(each)}" for each in anchor)
+    return f"EXISTS (SELECT 1 FROM {quoted(relation)} AS a WHERE {same})"  # noqa: S608 - quoted
+
+
+def _among(name: str, kind: Type, values: Collection[Any]) -> str:
+    """Return the predicate for rows whose column is one of these values."""
+    texts = [_literal(each, kind) for each in values if each is not None]
+    test = f"v.{quoted(name)} IN ({', '.join(sorted(texts))})" if texts else "false"
+    null = f" OR v.{quoted(name)} IS NULL" if None in values else ""
+    return f"({test}{null})"
+
+
+def _literal(value: Any, kind: Type) -> str:  # noqa: ANN401 - of any type
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    if kind.name == "bool":
+        return text.lower()
+    return f"CAST({string(text)} AS {kind.spark})"
+
+
+def _one(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
