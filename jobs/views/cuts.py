@@ -105,6 +105,8 @@ class ViewCuts(MirrorCuts):
         versions = self._versions(cut.after.applied.lsn)
         with self._session() as spark, _translated():
             spark.conf.set("spark.sql.ansi.enabled", "true")
+            # Files are listed here: a job that does it takes longer.
+            spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000")
             json_members.register(spark)
             yield (
                 spark,

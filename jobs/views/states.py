@@ -23,7 +23,7 @@ from lockstep.jobs.views.translating import relation
 from lockstep.jobs.views.types import INEXACT, Type, of
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.delta import difference as delta_difference
-from lockstep.sinks.delta import lake, layout
+from lockstep.sinks.delta import lake, layout, plain
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -37,6 +37,7 @@ INEXACT_VALUE: Final = "lockstep: no exact value"
 # A table with no more rows than these is read completely, once for all views.
 SMALL_ROWS: Final = 20_000
 _TABLE: Final = "t"
+_METADATA: Final = "_metadata"  # what Spark calls the file's of a row
 # Columns are read where others have passed the test, page by page.
 _LATE: Final = {"datafusion.execution.parquet.pushdown_filters": "true"}
 
@@ -200,13 +201,36 @@ class TableStates:
             return self._spark.createDataFrame(
                 [], f"{_schema(self._version.columns)}, {layout.SEQ} bigint"
             )
-        reader = self._spark.read.format("delta").option("versionAsOf", place.version)
-        rows = reader.load(place.path)
+        rows = self._read_plain(place)
+        if rows is None:
+            reader = self._spark.read.format("delta").option("versionAsOf", place.version)
+            rows = reader.load(place.path)
         if layout.CURRENT in rows.columns:
             rows = rows.where(layout.CURRENT)
         if layout.DELETED in rows.columns:
             rows = rows.where(f"{layout.DELETED} IS NOT TRUE")
         return rows
+
+    def _read_plain(self, place: MirrorVersion) -> DataFrame | None:
+        """Return the rows of the version's Parquet files; None if only Delta has them."""
+        table = self._opened(place)
+        found = plain.plain_files(table)
+        there = [field.name for field in table.schema().fields]
+        if found is None or not found.uris or _METADATA in there:
+            return None
+        fields = [_schema(self._version.columns), f"{layout.SEQ} bigint"]
+        marks = [each for each in (layout.CURRENT, layout.DELETED) if each in there]
+        fields += [f"{each} boolean" for each in marks]
+        rows = self._spark.read.schema(", ".join(fields)).parquet(*found.uris)
+        if not found.deleted.num_rows:
+            return rows
+        gone = self._spark.createDataFrame(found.deleted, "file string, row bigint").alias("d")
+        places = [f"{_METADATA}.file_name AS `#file`", f"{_METADATA}.row_index AS `#row`"]
+        from pyspark.sql.functions import expr  # noqa: PLC0415 - pyspark takes a second to import
+
+        same = expr("f.`#file` = d.file AND f.`#row` = d.row")
+        kept = rows.selectExpr("*", *places).alias("f").join(gone, same, "left_anti")
+        return kept.drop("#file", "#row")
 
     def _difference(self) -> tuple[DataFrame, DataFrame]:
         """Return the rows that only the state before has, and those that only the one after has."""

@@ -291,7 +291,7 @@ def rewrite(
             table,
             pa.RecordBatchReader.from_batches(schema, parts),
             mode="overwrite",
-            schema_mode=None if _is_mapped(table) else "overwrite",
+            schema_mode=None if is_mapped(table) else "overwrite",
             writer_properties=WriterProperties(compression="SNAPPY", max_row_group_size=group_rows),
             commit_properties=properties,
         )
@@ -333,7 +333,7 @@ def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Com
             found or path,
             rows,
             mode="overwrite",
-            schema_mode=None if _is_mapped(found) else "overwrite",
+            schema_mode=None if is_mapped(found) else "overwrite",
             storage_options=dict(storage),
             commit_properties=commit.properties,
         )
@@ -342,7 +342,7 @@ def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Com
     return found
 
 
-def _is_mapped(table: DeltaTable | None) -> bool:
+def is_mapped(table: DeltaTable | None) -> bool:
     """Return whether columns have other names in the files; delta-rs then changes no schema."""
     return table is not None and (
         table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"

@@ -18,6 +18,7 @@ from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.following_views import ViewsFollowing
 from lockstep.jobs.views import computing, reducing, states
 from lockstep.jobs.views.cuts import ViewCuts
+from lockstep.sinks.delta import plain
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
 from tests.fixtures.viewed import Shop, Workload, same
@@ -40,20 +41,22 @@ def test_each_view_is_postgres_own_answer_after_each_cut(
 ) -> None:
     """Of a random workload with new keys, deletes and truncates over six tables.
 
-    First the follower knows the last answers, and only the rows are read that the affected ones
-    depend on; then it was restarted, and reads all rows of the small tables; then Spark reads them.
+    First Spark reads Delta tables; then the follower knows the last answers, and only the rows are
+    read that the affected ones depend on; then it was restarted, and reads all rows of the small
+    tables; then Spark reads their files.
     """
     views = {name: VIEWS[name] for name in list(VIEWS)[part::PARTS]}
     shop, name = Shop(database, tmp_path / "lake", VIEWS, views), str(tmp_path)
     load = Workload(database, part)
     wrong, done, read_here = [], dict[str, set[str]](), set[tuple[int, str]]()
-    limits = {1: (states, "SMALL_ROWS"), 3: (reducing, "MOST_ROWS")}
-    for step in range(4):
+    small, reduced = (states, "SMALL_ROWS"), (reducing, "MOST_ROWS")
+    limits = [[(plain, "MOST_FILES")], [small], [], [small, reduced]]
+    for step in range(len(limits)):
         load.run(70 if step == 0 else 10)
         shop.cut()
         with monkeypatch.context() as patched:
-            if step in limits:
-                patched.setattr(*limits[step], 0)
+            for limit in limits[step]:
+                patched.setattr(*limit, 0)
             decisions = shop.follow(spark, lambda: MemorySink(name), restarted=step > 1)
         for view, (how, why) in decisions.items():
             done.setdefault(view, set()).add(how)
