@@ -51,6 +51,7 @@ _DENIED: Final = {
 _OPERATIONS: Final = {
     "creating topic": "Create",
     "deleting topic": "Delete",
+    "altering topic": "AlterConfigs",
     "producing": "Write",
     "sending": "Write",
     "committing": "Write",
