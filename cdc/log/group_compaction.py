@@ -93,6 +93,6 @@ def _seq_before(search: FrontierSearch, partition: Partition, place: Place) -> i
 
 def _lag_seconds(config: Config, chosen: Iterable[str]) -> float:
     """Return for how long none of these topics loses an event to compaction."""
-    found = topics.settings_of(topics.admin(config), sorted(chosen)).values()
+    found = compaction.readable_settings(config, sorted(chosen)).values()
     least = [int(each.get(topics.LAG, "0")) for each in found]
     return min(topics.lag_ms(config), *least) / 1_000

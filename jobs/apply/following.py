@@ -278,9 +278,10 @@ def miscounted(config: Config, cut: Cut, part: CutPart, found: int) -> Miscounte
         f"holds {found} events from offset {part.start} to {part.end - 1}, where the frontiers of"
         f" seq {cut.above + 1} to {cut.seq} count {part.events}"
     )
-    compacted = compaction.explained(config, (part.topic, part.partition), what)
-    if compacted is not None and found < part.events:
-        return compacted
+    if found < part.events:
+        compacted = compaction.explained(config, (part.topic, part.partition), what)
+        if compacted is not None:
+            return compacted
     return MiscountedError(
         f"{part.topic} [{part.partition}] {what}",
         hint="records are lost or duplicated: the topic was emptied or recreated, truncated by an"
