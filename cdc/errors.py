@@ -85,6 +85,10 @@ class MiscountedError(GapError):
     """A topic does not hold the events that the frontiers count."""
 
 
+class CompactedError(MiscountedError):
+    """Kafka's compaction has removed older events of keys from the range that is read."""
+
+
 class PermissionDeniedError(CDCError):
     """Postgres or Kafka answers and refuses us."""
 

@@ -15,6 +15,9 @@ from typing import Final, NamedTuple, Self
 _AMBIGUOUS: Final = re.compile('[.:"]')
 # A byte that topics may not have.
 _ESCAPE = re.compile(r"_x([0-9A-F]{2})")
+# The key of a truncate in a compacted topic, where Kafka accepts no record without one. No row has
+# it: theirs are JSON objects. A later truncate replaces an earlier one.
+TRUNCATE_KEY: Final = b'"truncate"'
 _LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
@@ -98,3 +101,8 @@ def unescaped_table(place: str) -> tuple[str, str]:
     """Return (schema, table) of a topic's or folder's name; raise ValueError if it has none."""
     schema, table = place.split(".")
     return unescape(schema), unescape(table)
+
+
+def row_key(key: bytes | None) -> bytes | None:
+    """Return the key of a record's row; None if it has none, as a truncate."""
+    return None if key == TRUNCATE_KEY else key

@@ -9,7 +9,7 @@ import click
 
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import echo, next_step, print_json, print_warning, with_config
-from cdc.errors import Exit
+from cdc.errors import CompactedError, Exit
 from cdc.events import LSN
 from cdc.operate.readable import duration, size
 from lockstep.jobs.apply import app
@@ -127,6 +127,8 @@ def _print_proof(
 ) -> None:
     for each in findings:
         echo(f"{click.style('✗', fg='red')} {each}")
+    for each in live.compacted if live else ():
+        echo(f"- log: {each}: not compared, Kafka has compacted it")
     if live is not None:
         since = "nothing" if live.seq_from is None else f"seq {live.seq_from} to {live.seq}"
         echo(f"log        {since}, {live.events:,} events{_without(live.undigested)}")
@@ -162,8 +164,12 @@ def history(config: Config, table: str, key: str, *, as_json: bool) -> Exit:
     from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
 
     from lockstep.jobs.archiving import versions  # noqa: PLC0415 - as above
+    from lockstep.jobs.compacting.bases import with_base  # noqa: PLC0415 - as above
 
-    found = versions.history(config, table, key)
+    try:
+        found = versions.history(config, table, key)
+    except CompactedError as error:
+        raise with_base(config, error) from error
     if as_json:
         print_json([asdict(each) for each in found])
         return Exit.OK if found else Exit.FAILED

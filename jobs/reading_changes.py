@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.jobs import reading_as_of
+from lockstep.jobs.compacting.bases import with_base
 from lockstep.jobs.spark.changes_source import NAME, ChangesSource
 
 if TYPE_CHECKING:
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from cdc.events import LSN
 
 
+class Changes(ChangesSource):
+    """Its errors name the newest base."""
+
+    remedy = staticmethod(with_base)
+
+
 def register(spark: SparkSession) -> SparkSession:
     """Make `format("lockstep")` known to a session; return the session."""
-    spark.dataSource.register(ChangesSource)
+    spark.dataSource.register(Changes)
     return spark
 
 

@@ -18,7 +18,7 @@ import msgspec
 from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, GapError
 from cdc.events import LSN
-from cdc.log import names, topics
+from cdc.log import compaction, names, topics
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
@@ -28,6 +28,7 @@ from lockstep.jobs.archiving.rows import archive_topic
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.archiving.versions import one_table
 from lockstep.jobs.compacting import frontiers as archived
+from lockstep.jobs.compacting.bases import with_base
 from lockstep.jobs.compacting.frontiers import quoted
 from lockstep.jobs.cuts.cutting import Cutter, Limits
 from lockstep.jobs.cuts.frontiers import BEGINNING, EARLIEST, LATEST, Frontiers
@@ -217,9 +218,8 @@ class Replay:
             return topic in self._topics
         return topic not in {name(self._config.prefix) for name in _NOT_EVENTS}
 
-    @staticmethod
-    def _of_cut(reader: RangeReader, cut: Cut) -> list[Record]:
-        """Return a cut's records; raise GapError if retention has deleted some."""
+    def _of_cut(self, reader: RangeReader, cut: Cut) -> list[Record]:
+        """Return a cut's records; raise GapError if retention or compaction has deleted some."""
         ranges = {(each.topic, each.partition): Range(each.start, each.end) for each in cut.parts}
         counts = dict.fromkeys(ranges, 0)
         found: list[Record] = []
@@ -238,9 +238,15 @@ class Replay:
             place = each.topic, each.partition
             if counts[place] != each.events:
                 reader.expect_complete(place, ranges[place])
+                what = (
+                    f"has {counts[place]} events from offset {each.start} to {each.end - 1} where"
+                    f" the frontier counts {each.events}, seq {cut.above + 1} to {cut.seq}"
+                )
+                compacted = compaction.explained(self._config, place, what)
+                if compacted is not None and counts[place] < each.events:
+                    raise with_base(self._config, compacted)
                 raise GapError(
-                    f"{each.topic} [{each.partition}] has {counts[place]} events where the"
-                    f" frontier counts {each.events}, seq {cut.above + 1} to {cut.seq}",
+                    f"{each.topic} [{each.partition}] {what}",
                     hint="`cdc prove` names what the topics have lost",
                 )
         return sorted(found, key=lambda each: each[:2])

@@ -136,6 +136,14 @@ def _retention_hours(hours: float, _: Mapping[str, Any]) -> Iterator[str]:
         yield f"{hours}: 0 would delete events at once; negative keeps them for ever"
 
 
+def _compaction_lag_hours(hours: float, siblings: Mapping[str, Any]) -> Iterator[str]:
+    kept = siblings.get("retention_hours")
+    if not math.isfinite(hours):
+        yield f"{hours}: expected a number of hours"
+    elif siblings.get("cleanup") == "both" and kept is not None and 0 < kept <= hours:
+        yield f"{hours}: nothing would be compacted before retention_hours ({kept}) deletes it"
+
+
 def _listen(listen: str, _: Mapping[str, Any]) -> Iterator[str]:
     if listen:
         yield from _host_port(listen, least=0)
@@ -180,6 +188,7 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("delta", "path"): _delta_path,
     ("log", "bootstrap_servers"): _bootstrap_servers,
     ("log", "retention_hours"): _retention_hours,
+    ("log", "compaction_lag_hours"): _compaction_lag_hours,
     ("http", "listen"): _listen,
     ("console", "listen"): _console_listen,
     ("control", "secret"): _secret,

@@ -16,7 +16,7 @@ from cdc.config.followers import Follower
 from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot
-from cdc.config.tables import TableRule
+from cdc.config.tables import Cleanup, TableRule
 from cdc.config.tracing import Tracing
 from cdc.config.value_options import Values
 from cdc.config.views import View
@@ -185,6 +185,23 @@ class Log(Section, frozen=True, kw_only=True):
         float,
         Meta(description="How long data and frontier topics are kept; negative keeps for ever."),
     ] = 168.0
+    cleanup: Annotated[
+        Cleanup,
+        Meta(
+            description="What Kafka removes from data topics: what is older than `retention_hours` "
+            "(`delete`), older events of each key (`compact`), or `both`. The daemon changes the "
+            "topics when it starts with another value.",
+        ),
+    ] = "delete"
+    compaction_lag_hours: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="How long every event of a compacted topic is kept: longer than a follower "
+            "may be down. While one lags by half of it, the daemon lets nothing be compacted. "
+            "Tombstones are kept for as long again.",
+        ),
+    ] = 24.0
     direct: Annotated[
         Literal["auto", "on", "off"],
         Meta(

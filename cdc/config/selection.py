@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cdc.config.snapshot import SnapshotKind
-    from cdc.config.tables import Mask, TableRule
+    from cdc.config.tables import Cleanup, Mask, TableRule
 
 # Migrations create their objects there: `*.*` means the user's tables.
 OWN_SCHEMA: Final = "lockstep"
@@ -37,6 +37,7 @@ class TableSelection(NamedTuple):
     hidden: frozenset[str]  # columns hidden by name in a section of this table's own
     snapshot: SnapshotKind = "log"
     snapshot_where: str | None = None
+    cleanup: Cleanup | None = None
 
     def captures(self, column: str) -> bool:
         """Return whether the column is captured, masked or not."""
@@ -130,6 +131,7 @@ def _combined(below: TableSelection, section: PatternRule) -> TableSelection:
         below.hidden | {name.exact for name in hiding if name.exact is not None},
         rule.snapshot or below.snapshot,
         below.snapshot_where if rule.snapshot_where is None else rule.snapshot_where,
+        rule.cleanup or below.cleanup,
     )
 
 

@@ -6,7 +6,7 @@ setup`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
+
+# What Kafka may remove from a topic: what retention allows, older events of each key, or both.
+Cleanup: TypeAlias = Literal["delete", "compact", "both"]
 
 # With fewer characters the key can be found by trying, and with the key every value.
 MIN_HMAC_KEY = 16
@@ -100,6 +103,14 @@ class TableRule(Section, frozen=True, kw_only=True):
             description="The rows that the initial snapshot copies, in SQL, of those that `where` "
             "allows. May name any column.",
             examples=["created_at > now() - interval '90 days'"],
+        ),
+    ] = None
+    cleanup: Annotated[
+        Cleanup | None,
+        Meta(
+            description="What Kafka removes from the table's topic, as `log.cleanup`, whose value "
+            "is the default. A table without a key takes `delete` only.",
+            examples=["compact"],
         ),
     ] = None
 

@@ -23,7 +23,7 @@ import orjson
 from cdc.console import filters
 from cdc.console.channel import LAG_SECONDS, Chunk, chunk_of, frontier_event
 from cdc.console.hub import Hub, PastError
-from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+from cdc.errors import CDCError, CompactedError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ class Streams:
             await _refuse(send, refusal)
         except PastError as error:
             await _refuse(send, Refusal(410, f"{error.what}: {error.hint}", oldest=error.oldest))
+        except CompactedError as error:
+            await _refuse(send, Refusal(410, f"{error.what}: {error.hint}"))
         except ConfigError as error:
             await _refuse(send, Refusal(400, f"{error.what}: {error.hint}"))
         except CDCError as error:

@@ -26,13 +26,14 @@ from cdc import failpoints
 from cdc.daemon import timing
 from cdc.daemon.verifier import Verifier
 from cdc.errors import CDCError, GapError, Policy, StoppedError
+from cdc.log import cleanup, names, reader, records, resume, topics, trace
 from cdc.log import frontiers as frontier_records
-from cdc.log import names, reader, records, resume, topics, trace
 from cdc.log.batch import Batch, BatchContents
 from cdc.log.completeness import Completeness
 from cdc.log.frontiers import Frontiers
 from cdc.log.producer_pool import ProducerPool
 from cdc.log.topic_monitor import TopicMonitor
+from cdc.operate.compaction import CompactionHold
 from cdc.operate.health import State
 from cdc.operate.source_monitor import SourceMonitor
 from cdc.publication import continuity
@@ -124,7 +125,13 @@ class Pipeline:
         self.run_blocking(lambda: self.topic_monitor.start(identity, position))
         replay = Replay(position, continuity.start_lsn(source), config.source.origin)
         self._prepare_stream(identity, position, replay)
-        self.tables.adopt(self.topic_monitor.pin(proven))
+        self.tables.adopt(self.run_blocking(lambda: self._clean_up(proven)))
+        if topics.compacts(config):
+            tables = self.tables
+            hold = CompactionHold(
+                config, lambda: cleanup.compacted(tables.identity), self.process.metrics
+            )
+            self._closing.callback(hold.close)
         process, publication = self.process, self.tables.identity.publication
         self.source_monitor = SourceMonitor(
             config,
@@ -135,6 +142,11 @@ class Pipeline:
             process.followed,
         )
         self._closing.callback(self.source_monitor.close)
+
+    def _clean_up(self, proven: records.ResumeIdentity) -> records.ResumeIdentity:
+        """Give the topics the configured cleanup.policy; return the identity that states it."""
+        identity, versions = self.topic_monitor.pin(proven), self.completeness.newest_versions()
+        return cleanup.give(self.config, self.admin, identity, identity.partitions, versions)
 
     def _take_slot(self, system: System) -> None:
         try:

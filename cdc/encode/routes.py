@@ -26,13 +26,14 @@ class TableRoute(NamedTuple):
     partitions: list[PartitionQueue]
     dead: DeadLetters
     observed: bool = False  # whether the sequencer's observer sees its changes
+    keyless: bytes | None = None  # the record's key of what has none
 
     def send(self, key: bytes | None, value: bytes) -> Sent:
         """Put a record into its key's partition; return that and the record's key."""
         key, value = self.dead.fit(self.partitions[0].topic, key, value)
         number = 0 if key is None else partition_of(key, len(self.partitions))
         partition = self.partitions[number]
-        partition.append({"key": key, "value": value})
+        partition.append({"key": self.keyless if key is None else key, "value": value})
         return partition, key
 
 

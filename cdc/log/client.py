@@ -51,6 +51,7 @@ _DENIED: Final = {
 _OPERATIONS: Final = {
     "creating topic": "Create",
     "deleting topic": "Delete",
+    "altering topic": "AlterConfigs",
     "producing": "Write",
     "sending": "Write",
     "committing": "Write",
@@ -196,7 +197,8 @@ def translate(error: KafkaError, doing: str) -> CDCError:
         return ConfigError(
             what,
             hint="raise max.message.bytes of the topic and message.max.bytes of the broker, or set"
-            " message.max.bytes under log.kafka",
+            " message.max.bytes under log.kafka; a compacted topic (cleanup.policy) takes no record"
+            " without a key",
         )
     if error.fatal() or error.txn_requires_abort():
         return OutcomeUnknownError(

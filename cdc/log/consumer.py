@@ -175,6 +175,14 @@ class LogConsumer:
                 self._client.unassign()
             self._skipped.clear()
 
+    def oldest_us(self, ranges: Mapping[Partition, Range]) -> int | None:
+        """Return when the log took the first record of the ranges; None if there is none."""
+        found = list[int]()
+        for partition, messages in self.pieces(ranges):
+            found.append(int(messages[0].timestamp()[1]) * 1_000)
+            self.skip(partition)
+        return min(found, default=None)
+
     def skip(self, partition: Partition) -> None:
         """Leave out the rest of a range that `pieces` reads."""
         self._ends.pop(partition, None)

@@ -51,17 +51,24 @@ class FrontierSearch:
 
     def newest_that(self, fits: Callable[[FrontierRecord], bool]) -> Placed | None:
         """Return the newest record that fits; those that fit must come before all others."""
+        return self._newest(lambda placed: fits(placed.record))
+
+    def published_before(self, ms: int) -> Placed | None:
+        """Return the newest record that was published before a time, milliseconds since 1970."""
+        return self._newest(lambda placed: placed.published_ms < ms)
+
+    def _newest(self, fits: Callable[[Placed], bool]) -> Placed | None:
         low, high = self.first, self.end
         while high - low > _FEW:
             middle = (low + high) // 2
             placed = self.at_or_after(middle)
-            if placed is not None and fits(placed.record):
+            if placed is not None and fits(placed):
                 low = placed.offset
             else:
                 high = middle
         found = None
         for placed in self.read(low, min(self.end, high + _FEW)):
-            if fits(placed.record):
+            if fits(placed):
                 found = placed
         return found
 

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
-from cdc.events import LSN
+from cdc.events import LSN, row_key
 from cdc.log import group_records, topics
 from cdc.log.client import NOT_THERE, settings, translate, translated
 from cdc.log.consumer import LogConsumer
 from cdc.log.frontier_search import FrontierSearch
+from cdc.log.group_compaction import GroupCompaction, Place
 from cdc.log.group_records import GroupRecord, StartedTopic
 
 if TYPE_CHECKING:
@@ -73,19 +74,34 @@ class Progress:
     Acknowledgements come in any order; `committed` never passes one that is missing.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, ms: int = 0) -> None:
+        """`ms`: before it, in milliseconds since 1970, nothing from there on was published."""
         self._open: deque[int] = deque()
         self._acknowledged: set[int] = set()
         self._position = start
+        self._published_ms: deque[int] = deque()  # of the open ones
+        self._ms = ms
+        self._is_at_end = False
 
-    def receive(self, offset: int) -> None:
-        """Note a record that has to be acknowledged."""
+    def receive(self, offset: int, ms: int = 0) -> None:
+        """Note a record that has to be acknowledged, and when it was published."""
         self._open.append(offset)
-        self._position = offset + 1
+        self._published_ms.append(ms)
+        self._position, self._ms, self._is_at_end = offset + 1, ms, False
+
+    def end(self, position: int) -> None:
+        """Note that the partition has nothing else before `position`."""
+        self.skip(position)
+        self._is_at_end = True
+
+    def wait(self, ms: int) -> None:
+        """Note that at this time nothing else had come, if it is at the end."""
+        if self._is_at_end:
+            self._ms = ms
 
     def skip(self, position: int) -> None:
         """Note that nothing else before `position` has to be acknowledged."""
-        self._position = max(self._position, position)
+        self._position, self._is_at_end = max(self._position, position), False
 
     def acknowledge(self, offset: int) -> None:
         """Note that a record that was received is done; repeatable."""
@@ -93,11 +109,17 @@ class Progress:
             self._acknowledged.add(offset)
         while self._open and self._open[0] in self._acknowledged:
             self._acknowledged.discard(self._open.popleft())
+            self._published_ms.popleft()
 
     @property
     def committed(self) -> int:
         """The offset before which all is done."""
         return self._open[0] if self._open else self._position
+
+    @property
+    def place(self) -> Place:
+        """Where the group is, by what is done."""
+        return Place(self.committed, self._published_ms[0] if self._open else self._ms)
 
 
 class Group:
@@ -127,6 +149,7 @@ class Group:
             self._client = _consumer(config, name)
         try:
             self._started = _begin(config, self._client, name, read, start)
+            self._compaction = GroupCompaction(config, read)
             with translated(f"joining the group {group_id(config, name)}"):
                 self._client.subscribe(
                     list(read),
@@ -146,15 +169,20 @@ class Group:
     def receive(self, seconds: float) -> list[Received]:
         """Commit once a second, then return what has arrived; wait up to `seconds` for some.
 
-        Raises GapError if some that the group has not received are deleted. After an error while
+        Raises GapError if some that the group has not received are deleted, CompactedError if
+        compaction has removed some, which may show after later ones came. After an error while
         it got partitions it raises that always: close it then, and join again.
         """
         if self._error is not None:
             raise self._error
         if time.monotonic() >= self._commit_at:
             self.commit()
+            self._compaction.check_if_due(self._places())
         with translated(f"reading as a member of {group_id(self._config, self.name)}"):
             messages = self._client.consume(_MOST, timeout=seconds)
+        if not (messages or self._is_paused):
+            for each in self._progress.values():
+                each.wait(int(time.time() * 1_000))
         found = []
         for message in messages:
             partition: Any = (message.topic(), message.partition())
@@ -164,12 +192,14 @@ class Group:
                 self._fail(error, partition)
             elif progress is None:
                 continue  # another member's by now
-            elif error is not None or message.value() is None:
-                progress.skip(offset + (error is None))  # the end, or a tombstone
+            elif error is not None:
+                progress.end(offset)
+            elif message.value() is None:
+                progress.skip(offset + 1)  # a tombstone
             else:
-                progress.receive(offset)
+                progress.receive(offset, message.timestamp()[1])
                 value = message.value() or b""
-                found.append(Received(partition, offset, message.key(), value))
+                found.append(Received(partition, offset, row_key(message.key()), value))
         return found
 
     def acknowledge(self, partition: Partition, offset: int) -> None:
@@ -195,12 +225,16 @@ class Group:
         if moved:
             with translated(f"committing offsets of {group_id(self._config, self.name)}"):
                 try:
-                    _commit(self._client, moved)
+                    _commit(self._client, self._places(moved))
                 except KafkaException as error:
                     if error.args[0].code() in _REBALANCED:
                         return  # tried again by a later one; what was given away comes again
                     raise
             self._committed |= moved
+
+    def _places(self, chosen: Iterable[Partition] | None = None) -> dict[Partition, Place]:
+        """Return where the group is in the partitions that this member has."""
+        return {each: self._progress[each].place for each in chosen or self._progress}
 
     def close(self) -> None:
         """Commit what is acknowledged, and leave."""
@@ -214,7 +248,7 @@ class Group:
             with translated(f"reading the offsets of {group_id(self._config, self.name)}"):
                 starts = self._starts(client, given)
             client.incremental_assign(
-                [TopicPartition(*each, start) for each, start in starts.items()]
+                [TopicPartition(*each, place.offset) for each, place in starts.items()]
             )
         except (CDCError, KafkaException) as error:
             self._error = error if isinstance(error, CDCError) else translate(error.args[0], "")
@@ -222,8 +256,8 @@ class Group:
                 [TopicPartition(each.topic, each.partition) for each in given]
             )
             return
-        self._progress |= {each: Progress(start) for each, start in starts.items()}
-        self._committed |= starts
+        self._progress |= {each: Progress(*place) for each, place in starts.items()}
+        self._committed |= {each: place.offset for each, place in starts.items()}
         if self._is_paused:
             client.pause([TopicPartition(*each) for each in starts])
 
@@ -246,7 +280,7 @@ class Group:
             self._progress.pop(each, None)
             self._committed.pop(each, None)
 
-    def _starts(self, client: Consumer, given: list[TopicPartition]) -> dict[Partition, int]:
+    def _starts(self, client: Consumer, given: list[TopicPartition]) -> dict[Partition, Place]:
         """Return where to read on; raise GapError if it is unknown or no longer there."""
         found = {}
         for each in client.committed(given, timeout=_TIMEOUT_SECONDS):
@@ -259,11 +293,12 @@ class Group:
                     " no member for offsets.retention.minutes",
                     hint=_SEEK,
                 )
-            found[partition] = max(0, offset)
+            found[partition] = Place(max(0, offset), _ms(each.metadata))
         with closing(LogConsumer(self._config)) as consumer:
             held = consumer.confirmed(found)
-        for partition, start in found.items():
-            _expect_held(self.name, partition, start, held[partition])
+        for partition, place in found.items():
+            _expect_held(self.name, partition, place.offset, held[partition])
+        self._compaction.got(found)
         return found
 
     def _fail(self, error: KafkaError, partition: Partition) -> None:
@@ -346,9 +381,11 @@ def _set(
             hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
         )
     places = [(topic, number) for topic in read for number in range(present[topic].partitions)]
+    now_ms = int(time.time() * 1_000)
     offsets = _offsets(config, client, places, start)
+    at_ms = now_ms if start == NOW else 0
     try:
-        _commit(client, offsets)
+        _commit(client, {each: Place(offset, at_ms) for each, offset in offsets.items()})
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALONE:
             raise translate(error.args[0], f"committing offsets of {name}") from error
@@ -405,9 +442,17 @@ def _published_ms(config: Config, start: Start) -> int:
     return max(0, placed.published_ms - _MARGIN_MS)
 
 
-def _commit(client: Consumer, offsets: Mapping[Partition, int]) -> None:
+def _ms(metadata: str | None) -> int:
+    """Return a place's time from what was committed with it; 0 if it has none."""
+    return int(metadata) if metadata and metadata.isdecimal() else 0
+
+
+def _commit(client: Consumer, places: Mapping[Partition, Place]) -> None:
     done = client.commit(
-        offsets=[TopicPartition(*each, offset) for each, offset in offsets.items()],
+        offsets=[
+            TopicPartition(*each, place.offset, metadata=str(place.ms))
+            for each, place in places.items()
+        ],
         asynchronous=False,
     )
     for each in done or ():

@@ -1,7 +1,8 @@
 """Ask for the topics' cleanup.policy in turn, without waiting: a wrong one loses events.
 
 Compaction of a data topic deletes events from the middle of a partition, and retention of a
-compacted topic deletes its oldest records. Neither moves an offset that the topic monitor compares.
+compacted topic deletes its oldest records. The topic monitor compares no offset that compaction
+moves.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from cdc.log.topics import Admin
 
 _SETTING: Final = "cleanup.policy"
-_DELETE: Final = "delete"
 # Topics in one question; an answer has every setting of each.
 _TOPICS: Final = 50
 _TIMEOUT_SECONDS: Final = 5.0
@@ -27,8 +27,8 @@ _TIMEOUT_SECONDS: Final = 5.0
 class Policies:
     """One question at a time; `wrong` has the topics whose policy was another one when asked."""
 
-    def __init__(self, expected: Mapping[str, str]) -> None:
-        """`expected` has the policy of the pipeline's own topics; every other is `delete`."""
+    def __init__(self, expected: Callable[[str], str]) -> None:
+        """`expected` returns the policy that a topic should have."""
         self._expected = expected
         self.wrong: dict[str, str] = {}  # the policy by topic
         self._asked: dict[ConfigResource, Future[dict[str, object]]] = {}
@@ -59,6 +59,11 @@ class Policies:
             except KafkaException:
                 continue
             self.wrong.pop(resource.name, None)
-            if found and found != self._expected.get(resource.name, _DELETE):
+            if found and parts(found) != parts(self._expected(resource.name)):
                 self.wrong[resource.name] = found
         return False
+
+
+def parts(policy: str) -> set[str]:
+    """Return what a cleanup.policy lists, in any order."""
+    return {each.strip() for each in policy.split(",")}

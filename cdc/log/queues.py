@@ -28,8 +28,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc.errors import ConfigError, GapError, UnavailableError
-from cdc.events import LSN
-from cdc.log import acknowledged, group_records, records, topics
+from cdc.events import LSN, row_key
+from cdc.log import acknowledged, compaction, group_records, records, topics
 from cdc.log.client import settings, translated
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.group_records import QueueRecord, queue_group
@@ -147,7 +147,7 @@ class ShareMember:
                 continue
             count = message.delivery_count() or 1
             until = began + self._lock_seconds
-            key = message.key()
+            key = row_key(message.key())
             found.append(Delivered(partition, offset, key, value, count, until))
         return found
 
@@ -218,6 +218,13 @@ def start(
             f"there is no topic {min(missing)}",
             hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
         )
+    for topic in read:
+        if compaction.is_compacted(config, topic):
+            raise ConfigError(
+                f"{topic} is compacted, and a queue gives out single records: what compaction"
+                " removes before it is given out would be missed without a word",
+                hint="set `cleanup: delete` for the table, or read it with `cdc follow` or a group",
+            )
     ids = {topic: present[topic].topic_id for topic in read}
     known = group_records.read_once(config).queues.get(name)
     record = _record(config, name, ids, at, known, lock_seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cdc.events import row_key
 from cdc.log.consumer import LogConsumer
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class RangeReader(LogConsumer):
             for message in messages:
                 value = message.value()
                 if value is not None:
-                    to_keys.append(message.key())
+                    to_keys.append(row_key(message.key()))
                     to_values.append(value)
                     size += len(value)
             sizes[partition] += size

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import IsolationLevel
 
 from cdc.errors import CDCError, FencedError, GapError, Policy
+from cdc.events import row_key
 from cdc.log import absence, names, records
 from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Range
@@ -28,11 +29,11 @@ _TAIL_OFFSETS: Final = 100
 def read_partition(
     config: Config, topic: str, number: int
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Yield key and value of every committed record that the partition holds now."""
+    """Yield a row's key and the value of every committed record that the partition holds now."""
     with closing(LogConsumer(config)) as consumer:
         for _, messages in consumer.pieces(consumer.look_up([(topic, number)])):
             for message in messages:
-                yield message.key(), message.value()
+                yield row_key(message.key()), message.value()
 
 
 def read_resume(

@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from cdc.config.tables import Cleanup
 from cdc.config.value_options import Values
 from cdc.errors import (
     ConfigError,
@@ -82,6 +83,9 @@ class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     # Whether the initial snapshot must be handed over before anything is streamed; empty in records
     # of older versions, for which only the snapshot's own state shows it.
     snapshot: Literal["", "none", "due", "done"] = ""
+    # What Kafka removes from a data topic (`log.cleanup`), as it was set last; absent: always
+    # `delete`. So a topic that is here may lack older events of its keys.
+    cleanup: dict[str, Cleanup] = {}
 
 
 class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from cdc.errors import CDCError, GapError, unquoted
-from cdc.log import reader
+from cdc.events import row_key
+from cdc.log import compaction, reader
 from cdc.log.consumer import LogConsumer
-from cdc.log.frontier_search import starts_at_zero
+from cdc.log.frontier_search import FrontierSearch, starts_at_zero
 from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
     from cdc.config import Config
-    from cdc.log.frontier_search import FrontierSearch
     from cdc.log.partitions import Partition
     from cdc.log.records import FrontierRecord
 
@@ -40,6 +40,7 @@ MOST_CHANGES: Final = 20_000
 # then more: in addition to events there are tombstones, markers and aborted records.
 _LOOK_BACK: Final = 200
 _FARTHER: Final = 8
+_POLL_SECONDS: Final = 0.5
 
 
 class Change(NamedTuple):
@@ -132,8 +133,15 @@ def _is_snapshot(config: Config, record: FrontierRecord) -> bool:
 class TableCuts:
     """Reads one table's cuts from a start on. Not for several threads at once."""
 
-    def __init__(self, config: Config, topic: str, start: Start) -> None:
-        self._config, self._topic = config, topic
+    def __init__(
+        self,
+        config: Config,
+        topic: str,
+        start: Start,
+        partitions: Collection[Partition] | None = None,
+    ) -> None:
+        """Read all partitions, or only these."""
+        self._config, self._topic, self._partitions = config, topic, partitions
         self._tail = FrontierTail(config, start.place, start.seq)
         self._ranges = RangeReader(config)
         self._ends: dict[Partition, int] = {}  # of what was returned, where they are known
@@ -165,7 +173,24 @@ class TableCuts:
             yield from self._cut(group)
 
     def _events(self, record: FrontierRecord) -> int:
-        return sum(events for topic, *_, events in record.partitions if topic == self._topic)
+        return sum(n for topic, number, _, n in record.partitions if self._reads(topic, number))
+
+    def _reads(self, topic: str, number: int) -> bool:
+        others = self._partitions is not None and (topic, number) not in self._partitions
+        return topic == self._topic and not others
+
+    def expect_snapshot(self, record: FrontierRecord) -> None:
+        """Raise GapError unless the rows of the initial snapshot are there that a frontier counts.
+
+        Any other frontier is not compared.
+        """
+        if not _is_snapshot(self._config, record):
+            return
+        for topic, number, end, events in record.partitions:
+            if self._reads(topic, number):
+                [found] = (self._ranges.read({(topic, number): Range(0, end)}) or {}).values()
+                if len(found.values) != events:
+                    raise self._incomplete((topic, number), end, events, 0)
 
     def _cut(self, group: list[FrontierRecord]) -> Iterator[Cut]:
         """Yield one group's changes."""
@@ -174,7 +199,7 @@ class TableCuts:
         for record in group:
             is_snapshot = _is_snapshot(self._config, record)
             for topic, number, end, events in record.partitions:
-                if topic != self._topic:
+                if not self._reads(topic, number):
                     continue
                 ends[topic, number] = end
                 if is_snapshot:
@@ -204,7 +229,7 @@ class TableCuts:
             ]
             if len(changes) == events:
                 return changes
-        raise _incomplete(partition, end, events, low)
+        raise self._incomplete(partition, end, events, low)
 
     def _starts(self, partition: Partition, end: int, events: int) -> Iterator[int]:
         """Yield from where a partition may be read: earlier each time."""
@@ -254,7 +279,36 @@ class TableCuts:
                         first = min(first, message.offset() or 0)
             if count == events:
                 return first
-        raise _incomplete(partition, end, events, low)
+        raise self._incomplete(partition, end, events, low)
+
+    def _incomplete(self, partition: Partition, end: int, events: int, low: int) -> GapError:
+        what = f"does not have the {events} events above seq {low} that it had below offset {end}"
+        if error := compaction.explained(self._config, partition, what):
+            return error
+        return GapError(
+            f"{partition[0]} [{partition[1]}] {what}",
+            hint="the topic's retention, or somebody, has deleted them",
+        )
+
+
+def expect_counted(
+    config: Config, topic: str, seq: int, partitions: Collection[Partition] | None = None
+) -> None:
+    """Raise GapError unless the topic has all events above a seq that its frontiers count.
+
+    Of these partitions, or of all. Reads them.
+    """
+    with closing(FrontierSearch(config)) as search:
+        start = start_at(search, seq)
+        first = None if start is None else search.at_or_after(start.place)
+    if start is None:
+        return
+    with closing(TableCuts(config, topic, start, partitions)) as cuts:
+        if first is not None:
+            cuts.expect_snapshot(first.record)
+        while not cuts.has_caught_up:
+            for _ in cuts.read(_POLL_SECONDS):
+                pass
 
 
 def _changes(
@@ -264,15 +318,7 @@ def _changes(
         for message in messages:
             value = message.value()
             if value is not None and (seq := _seq(value, partition[0])) > low:
-                yield Change(seq, message.key(), value)
-
-
-def _incomplete(partition: Partition, end: int, events: int, low: int) -> GapError:
-    return GapError(
-        f"{partition[0]} [{partition[1]}] does not have the {events} events above seq {low} that it"
-        f" had below offset {end}",
-        hint="the topic's retention, or somebody, has deleted them",
-    )
+                yield Change(seq, row_key(message.key()), value)
 
 
 def _seq(value: bytes, topic: str) -> int:

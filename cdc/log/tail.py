@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from cdc.errors import ConfigError
+from cdc.events import row_key
 from cdc.log import names, topics
 from cdc.log.client import reach
 from cdc.log.consumer import BEGINNING, END, LogConsumer
@@ -168,6 +169,6 @@ def _arrived(message: Message) -> Arrived:
         partition=int(message.partition() or 0),
         offset=int(message.offset() or 0),
         published_ms=message.timestamp()[1],
-        key=message.key(),
+        key=row_key(message.key()),
         event=orjson.loads(value),
     )

@@ -9,7 +9,7 @@ seconds. What each comparison finds is decided in `cdc.log.expected`.
 A problem must be found twice, a moment apart: a broker that has just become a leader may not know
 everything yet. A broker that does not answer proves nothing and is asked again later.
 
-It also asks for the topics' cleanup.policy: another one than expected deletes events silently.
+It also asks for the topics' cleanup.policy: another one than configured deletes events silently.
 
 And it measures how long the oldest open transaction in one of our topics has held back
 read_committed readers. A transaction of ours lasts seconds, so a longer one is from another
@@ -85,7 +85,9 @@ class TopicMonitor:
         self._own = {each.name: 1 for each in own}
         policies = {each.name: each.config["cleanup.policy"] for each in own}
         self._compacted = {name for name, policy in policies.items() if policy == "compact"}
-        self._policies = Policies(policies)
+        self._policies = Policies(
+            lambda topic: policies.get(topic) or topics.policy_of(config, topic)
+        )
         optional = (names.messages_topic, names.dead_topic, names.snapshot_topic)
         self._expected = Expected(optional=frozenset(name(config.prefix) for name in optional))
         self._question: Question | None = None

@@ -1,7 +1,7 @@
 """Create topics with stated settings, and look at those that exist.
 
-Nothing here changes a topic that exists: a changed partition count moves keys to other partitions,
-so the pipeline refuses it and a person must fix it.
+Of a topic that exists only its settings are changed, and only those that are given: a changed
+partition count moves keys to other partitions, so the pipeline refuses it and a person must fix it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from cdc.errors import ConfigError, UnavailableError
 from cdc.log import names
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.config import Config
+    from cdc.config.tables import Cleanup
     from cdc.log.partitions import Partition
 
 Admin = AdminClient
@@ -41,6 +49,16 @@ _COMPACTED: Final = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 
+
+# Kafka's words for the configuration's.
+_POLICIES: Final[dict[Cleanup, str]] = {
+    "delete": "delete",
+    "compact": "compact",
+    "both": "compact,delete",
+}
+LAG: Final = "min.compaction.lag.ms"
+# The largest that Kafka takes: with this lag nothing is ever compacted.
+NO_COMPACTION: Final = (1 << 63) - 1
 
 _REFUSED: Final = {
     KafkaError.INVALID_REPLICATION_FACTOR: "set log.replication_factor to what the cluster has"
@@ -92,7 +110,30 @@ def groups_topic(config: Config) -> Topic:
 def data_topic(config: Config, schema: str, table: str) -> Topic:
     """Return the topic of one table."""
     name = names.data_topic(config.prefix, schema, table)
-    return Topic(name, config.log.partitions, _kept(config))
+    return Topic(name, config.log.partitions, _of_data(config, cleanup(config, schema, table)))
+
+
+def cleanup(config: Config, schema: str, table: str) -> Cleanup:
+    """Return what Kafka is to remove from a table's topic."""
+    if not any(rule.cleanup for rule in config.tables.values()):
+        return config.log.cleanup  # without parsing every pattern
+    return config.selection.of((schema, table)).cleanup or config.log.cleanup
+
+
+def cleanup_of(config: Config, topic: str) -> Cleanup:
+    """Return what Kafka is to remove from a data topic."""
+    return cleanup(config, *names.table_of(config.prefix, topic))
+
+
+def compacts(config: Config) -> bool:
+    """Whether some table's topic may be compacted."""
+    chosen = (config.log.cleanup, *(rule.cleanup for rule in config.tables.values()))
+    return any(each not in {None, "delete"} for each in chosen)
+
+
+def policy_of(config: Config, topic: str) -> str:
+    """Return the cleanup.policy that a data topic should have."""
+    return _POLICIES[cleanup_of(config, topic)]
 
 
 def admin(config: Config) -> AdminClient:
@@ -250,6 +291,66 @@ def existing(client: AdminClient, prefix: str) -> dict[str, int]:
     with translated("listing topics"):
         topics = client.list_topics(timeout=_TIMEOUT_SECONDS).topics
     return {n: len(t.partitions) for n, t in topics.items() if n.startswith(f"{prefix}.")}
+
+
+def settings_of(client: AdminClient, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the effective settings of topics that exist."""
+    found = {}
+    for piece in pieces(names, _RECORDS // 20):
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in piece]
+        futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
+        for resource, future in futures.items():
+            with translated(f"reading the topics' settings: {resource.name}"):
+                entries = future.result()
+            found[resource.name] = {name: str(entry.value) for name, entry in entries.items()}
+    return found
+
+
+def alter(client: AdminClient, wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Change these settings of topics that exist, and no others.
+
+    Raises ConfigError if Kafka refuses one.
+    """
+    for piece in pieces(list(wanted), _RECORDS // 10):
+        resources = [
+            ConfigResource(
+                ResourceType.TOPIC,
+                name,
+                incremental_configs=[
+                    ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                    for key, value in wanted[name].items()
+                ],
+            )
+            for name in piece
+        ]
+        futures = client.incremental_alter_configs(resources, request_timeout=_CHANGE_SECONDS)
+        for resource, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                code, doing = error.args[0].code(), f"altering topic {resource.name}"
+                if code in {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}:
+                    raise ConfigError(
+                        f"{doing}: {error.args[0].str()}",
+                        hint="set log.cleanup and log.compaction_lag_hours to what the cluster"
+                        " allows",
+                    ) from error
+                raise translate(error.args[0], doing) from error
+
+
+def lag_ms(config: Config) -> int:
+    """Return how long every event of a compacted topic is kept."""
+    return max(1, int(config.log.compaction_lag_hours * 3_600_000))
+
+
+def _of_data(config: Config, chosen: Cleanup) -> dict[str, str]:
+    kept = _kept(config) | {"cleanup.policy": _POLICIES[chosen]}
+    if chosen == "delete":
+        return kept
+    lag = str(lag_ms(config))
+    # Kafka refuses a least lag above the largest one, which a cluster may have set lower.
+    longest = {"max.compaction.lag.ms": str(NO_COMPACTION)}
+    return kept | longest | {LAG: lag, "delete.retention.ms": lag}
 
 
 def _kept(config: Config) -> dict[str, str]:

@@ -27,7 +27,13 @@ def daemon_verdict(config: Config, health: Health, metrics: Metrics) -> Verdict:
         config,
         PipelineFacts(
             by_daemon=True,
-            daemon=DaemonReport.of(report.body() | {"wrong_policies": metrics.wrong_policies}),
+            daemon=DaemonReport.of(
+                report.body()
+                | {
+                    "wrong_policies": metrics.wrong_policies,
+                    "compaction_held": metrics.compaction_held,
+                }
+            ),
             initial_stage=stage,
             incremental_snapshots=tuple(metrics.all_incremental_snapshots()),
             incomplete_topics=tuple(metrics.incomplete_topics),

@@ -129,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "webhooks": [each.fields() for each in self.server.metrics.webhooks()],
                 "verdict": found and found.fields(),
                 "wrong_policies": self.server.metrics.wrong_policies,
+                "compaction_held": self.server.metrics.compaction_held,
                 "refused_messages": self.server.metrics.refusals.fields(),
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")

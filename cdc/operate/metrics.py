@@ -110,6 +110,7 @@ class Metrics(Collector):
         self.lag_seconds = 0.0
         self.held_seconds = 0.0
         self.wrong_policies: dict[str, str] = {}  # cleanup.policy by topic, where another is meant
+        self.compaction_held: list[str] = []  # the readers for which nothing is compacted
         self.unknown_type_columns = 0
         self.pending_events = 0
         self.pending_bytes = 0

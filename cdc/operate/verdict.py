@@ -69,6 +69,7 @@ class DaemonReport(NamedTuple):
     error: str = ""  # of the last
     warnings: tuple[str, ...] = ()
     wrong_policies: tuple[tuple[str, str], ...] = ()  # topics with another cleanup.policy
+    compaction_held: tuple[str, ...] = ()  # the readers for which nothing is compacted
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -83,6 +84,7 @@ class DaemonReport(NamedTuple):
             error=str(body.get("error") or ""),
             warnings=tuple(body.get("warnings") or ()),
             wrong_policies=tuple(sorted((body.get("wrong_policies") or {}).items())),
+            compaction_held=tuple(body.get("compaction_held") or ()),
         )
 
 
@@ -198,6 +200,11 @@ def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
             "`cdc doctor` has the command that sets it back; then `cdc prove` finds what is lost"
         )
         yield _failed("topic", what, remedy)
+    if daemon.compaction_held:
+        names = listed(list(daemon.compaction_held))
+        what = f"no topic is compacted, and all of them grow, while these lag: {names}"
+        remedy = "start them, or take them out of the configuration"
+        yield Cause(Level.DEGRADED, "topic", what, remedy)
     for warning in daemon.warnings:
         yield Cause(Level.DEGRADED, "source", warning, "`cdc doctor` names the remedy")
 

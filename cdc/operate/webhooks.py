@@ -144,11 +144,7 @@ class WebhooksReader:
             return None
         if self._log is None:
             self._log = LogConsumer(self._config, skip_deleted=True)
-        found = list[int]()
-        for partition, messages in self._log.pieces(ranges):
-            found.append(int(messages[0].timestamp()[1]) * 1_000)
-            self._log.skip(partition)
-        return min(found, default=None)
+        return self._log.oldest_us(ranges)
 
     def close(self) -> None:
         """Close the connections."""

@@ -180,7 +180,7 @@ def _table_problems(
                 f"{table}: Postgres filters a partitioned table's rows only through its root",
                 "source.partitions: root",
             )
-    yield from _key_problems(member, columns)
+    yield from _key_problems(config, member, columns)
     yield from _store_problems(
         config, member, [c.name for c in columns if _sent(config, server, c)]
     )
@@ -194,12 +194,20 @@ def _table_problems(
         )
 
 
-def _key_problems(member: PlannedTable, columns: list[TableColumn]) -> Iterator[Problem]:
+def _key_problems(
+    config: Config, member: PlannedTable, columns: list[TableColumn]
+) -> Iterator[Problem]:
     table, selection = member.table, member.selection
     names, identity = {c.name for c in columns}, member.identity
     key = selection.key or tuple(c.name for c in columns if c.in_primary_key)
     if table.replica_identity == "i" and selection.key is None:
         key = identity
+    if not key and (selection.cleanup or config.log.cleanup) != "delete":
+        yield Problem(
+            "cleanup",
+            f"{table} has no key, so its topic can't be compacted: Kafka refuses its events",
+            f'tables."{table}".cleanup: delete, or give it a key',
+        )
     unknown = [name for name in key if name not in names]
     if unknown:
         fix = f'correct tables."{table}".key'

@@ -21,7 +21,8 @@ from cdc.encode.oversize import DeadLetters
 from cdc.encode.routes import TableRoute
 from cdc.encode.values import undescribed
 from cdc.errors import UnavailableError
-from cdc.log import column_numbers, names, reader, records, resume, topics
+from cdc.events import TRUNCATE_KEY
+from cdc.log import cleanup, column_numbers, names, reader, records, resume, topics
 from cdc.log.limits import limits, ours
 from cdc.publication.check import PublicationCheck
 from cdc.publication.column_identity import hides_something
@@ -201,11 +202,20 @@ class TableVersions:
         self._alteration = self._relations.take_alteration()
         if new:
             self._publish(version)
+        cleanup.expect_keys(self._config, [version])
         self._ensure([version.topic], {version.topic: (version.schema, version.table)})
+        self.adopt(
+            cleanup.give(self._config, self._admin, self._identity, [version.topic], [version])
+        )
         partitions = self._identity.partitions[version.topic]
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
-        return TableRoute(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
+        return TableRoute(
+            encoder,
+            self.batch.topic(version.topic, encoder.partitions),
+            self.dead,
+            keyless=TRUNCATE_KEY if cleanup.is_compacted(self._config, version) else None,
+        )
 
     def take_alteration(self) -> records.Alteration | None:
         """Return what the version described last does to the rows before it, once."""

@@ -47,6 +47,7 @@ class Difference(NamedTuple):
     topic: str
     partition: int
     what: str
+    is_short: bool = False  # whether events are missing
 
 
 class FrontierChain:
@@ -162,7 +163,7 @@ class PartitionCheck:
             what = "holds records that are not those that were written"
         else:
             return None
-        return Difference(self.topic, self.number, what)
+        return Difference(self.topic, self.number, what, self._counted < self._events)
 
 
 class CutCheck:

@@ -1,17 +1,18 @@
 """Compare what the topics hold with the digests of the frontier records.
 
 Reads the frontier topic from its beginning, and between each two frontiers the records of every
-partition. What retention has deleted can't be compared: it is only named.
+partition. What retention or compaction has deleted can't be compared: it is only named.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import GapError
-from cdc.log import names, records
+from cdc.log import compaction, names, records, topics
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.verify.digests import CutCheck, FrontierChain
@@ -41,6 +42,7 @@ class TopicsProof(NamedTuple):
     events: int
     undigested: int  # events whose frontiers have no digests
     findings: tuple[str, ...]
+    compacted: tuple[str, ...]  # ranges that lack events because Kafka compacts their topic
     anchored: bool  # whether a frontier has the chain that was looked for
 
 
@@ -64,6 +66,9 @@ class _Proving:
         self._ends: dict[Partition, int] = {}
         self._chain = FrontierChain()
         self._findings: list[str] = []
+        self._compacted: list[str] = []
+        self._is_compacted: dict[str, bool] = {}
+        self._published_ms = 0  # the last frontier
         self._from: int | None = None
         self._last: FrontierRecord | None = None
         self._events = self._undigested = 0
@@ -88,6 +93,7 @@ class _Proving:
             self._events,
             self._undigested,
             tuple(self._findings[:MOST_FINDINGS]),
+            tuple(self._compacted[:MOST_FINDINGS]),
             self._anchored,
         )
 
@@ -110,7 +116,7 @@ class _Proving:
                         f" {record.seq}) {each.what}"
                         for each in found
                     ]
-                    self._last = record
+                    self._last, self._published_ms = record, message.timestamp()[1]
                     self._compare_chain(record)
                     yield record
 
@@ -137,8 +143,10 @@ class _Proving:
             self._findings.append(f"{seqs}: {error.what}")
             return
         kept = {each: wanted for each, wanted in ranges.items() if left[each] == wanted}
-        self._read(CutCheck(batch), kept, seqs)
-        if kept == ranges and self._from is None:
+        is_complete = self._read(CutCheck(batch), kept, seqs)
+        if not is_complete:
+            self._from = None
+        elif kept == ranges and self._from is None:
             self._from = above + 1
         for record in batch:
             events = sum(n for *_, n in record.partitions)
@@ -156,8 +164,9 @@ class _Proving:
             self._move(record)
         return ranges
 
-    def _read(self, check: CutCheck, ranges: dict[Partition, Range], seqs: str) -> None:
-        """Compare the records in the ranges."""
+    def _read(self, check: CutCheck, ranges: dict[Partition, Range], seqs: str) -> bool:
+        """Compare the records in the ranges; return whether none of them was compacted."""
+        before = len(self._compacted)
         checks = {each: check.partition(each) for each in ranges}
         for partition, messages in self._reader.pieces(ranges):
             checks[partition].add(
@@ -169,7 +178,17 @@ class _Proving:
             start, end = ranges[partition]
             for found in each.finish():
                 place = f"{found.topic} [{found.partition}] offsets {start} to {end - 1}"
-                self._findings.append(f"{place} ({seqs}) {found.what}")
+                compacted = found.is_short and self._may_be_compacted(found.topic)
+                to = self._compacted if compacted else self._findings
+                to.append(f"{place} ({seqs}) {found.what}")
+        return len(self._compacted) == before
+
+    def _may_be_compacted(self, topic: str) -> bool:
+        """Whether Kafka compacts the topic, and the newest frontier is older than the lag."""
+        if topic not in self._is_compacted:
+            self._is_compacted[topic] = compaction.is_compacted(self._config, topic)
+        old = time.time() * 1_000 - self._published_ms >= topics.lag_ms(self._config)
+        return self._is_compacted[topic] and old
 
     def _move(self, record: FrontierRecord) -> None:
         for topic, number, end, _ in record.partitions:

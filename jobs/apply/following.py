@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
 from cdc.errors import GapError, MiscountedError
-from cdc.log import names
+from cdc.log import compaction, names
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply import canaries, positions
@@ -170,9 +170,10 @@ class Batches:
         from lockstep.jobs.spark.session import work_session  # noqa: PLC0415 - as above
 
         large = Large(self._config, self._sink, self._schemas, self._applying, self._reader)
+        count_error = partial(miscounted, self._config)
         title = f"{self._config.pipeline}: {run.name}, {cut.events:,} events up to seq {cut.seq}"
         with work_session(started, title, run.stopping) as spark:
-            return large.apply(spark, cut, letters, miscounted, self._altered(records), torn=torn)
+            return large.apply(spark, cut, letters, count_error, self._altered(records), torn=torn)
 
     def _apply_small(
         self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters, *, torn: bool
@@ -218,7 +219,7 @@ class Batches:
             read = records.get(place)
             if read is not None and part.events != len(read.values):
                 self._reader.expect_complete(place, Range(part.start, part.end))
-                raise miscounted(cut, part, len(read.values))
+                raise miscounted(self._config, cut, part, len(read.values))
 
     def _by_topic(self, records: Mapping[Partition, Records]) -> dict[str, list[Events]]:
         """Return the tables' events by topic, in their partitions."""
@@ -271,13 +272,19 @@ class Batches:
             self.event_bytes = 0.5 * (self.event_bytes + seen)
 
 
-def miscounted(cut: Cut, part: CutPart, found: int) -> MiscountedError:
+def miscounted(config: Config, cut: Cut, part: CutPart, found: int) -> MiscountedError:
     """Return the error for a partition whose count differs."""
+    what = (
+        f"holds {found} events from offset {part.start} to {part.end - 1}, where the frontiers of"
+        f" seq {cut.above + 1} to {cut.seq} count {part.events}"
+    )
+    if found < part.events:
+        compacted = compaction.explained(config, (part.topic, part.partition), what)
+        if compacted is not None:
+            return compacted
     return MiscountedError(
-        f"{part.topic} [{part.partition}] holds {found} events from offset {part.start} to"
-        f" {part.end - 1}, where the frontiers of seq {cut.above + 1} to {cut.seq} count"
-        f" {part.events}",
-        hint="records are lost or duplicated: the topic was compacted, emptied or recreated,"
-        " truncated by an unclean election, or was not followed before"
+        f"{part.topic} [{part.partition}] {what}",
+        hint="records are lost or duplicated: the topic was emptied or recreated, truncated by an"
+        " unclean election, or was not followed before"
         + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
     )

@@ -32,6 +32,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.functions import expr
 
 from cdc import failpoints
+from cdc.events import TRUNCATE_KEY, row_key
 from cdc.log import names
 from cdc.log.partitions import Range
 from lockstep.jobs.copying.driving import translated
@@ -64,6 +65,8 @@ SORTED_BYTES: Final = 16 << 20
 _ARROW_BYTES: Final = 8 << 20
 _ARROW_ROWS: Final = 10_000
 
+# As `cdc.events.row_key`.
+_ROW_KEY: Final = f"IF(key = X'{TRUNCATE_KEY.hex()}', NULL, key)"
 _COUNTS: Final = (
     "count(value) events",
     "count_if(value IS NOT NULL AND key IS NULL) loose",
@@ -156,7 +159,8 @@ class Large:
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in parts}
         left = {place: self._reader.remaining(place, each) for place, each in ranges.items()}
         options = reading(self._config, left)
-        return self._spark.read.format("kafka").options(**options).load()
+        frame = self._spark.read.format("kafka").options(**options).load()
+        return frame.withColumn("key", expr(_ROW_KEY))
 
     def _count(
         self, cut: Cut, parts: list[CutPart], miscounted: Callable[[Cut, CutPart, int], Exception]
@@ -270,7 +274,7 @@ class Large:
         for part in parts:
             ranges = {(part.topic, part.partition): Range(part.start, part.end)}
             messages = (
-                (message.key(), message.value())
+                (row_key(message.key()), message.value())
                 for _, found in self._reader.pieces(ranges)
                 for message in found
             )

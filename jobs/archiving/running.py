@@ -17,8 +17,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
-from cdc.errors import ConfigError, GapError
-from cdc.log import names, records
+from cdc.errors import CompactedError, ConfigError, GapError
+from cdc.log import compaction, names, records
+from cdc.log.expected import START_OVER
 from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
@@ -270,7 +271,7 @@ class Cuts:
             if each is None:
                 self._expect_same(cut, place, wanted, checks[place].finish())
                 continue
-            differences = [Difference(*place, what) for what in each["differences"]]
+            differences = [Difference(*place, *found) for found in each["differences"]]
             self._expect_same(cut, place, wanted, differences)
             spans.append(Span(*place, *wanted, each["events"], each["records"], each["root"]))
             actions += each["actions"]
@@ -282,9 +283,16 @@ class Cuts:
         """Raise GapError if a partition is not what the frontiers state."""
         for difference in found:
             self._reader.expect_complete(place, wanted)
+            what = (
+                f"{difference.what}, between offsets {wanted.start} and {wanted.end - 1}, seq"
+                f" {cut.above + 1} to {cut.seq}"
+            )
+            compacted = compaction.explained(self._config, place, what)
+            if compacted is not None and difference.is_short:
+                hint = f"the archive needs every event: to have one again, {START_OVER}"
+                raise CompactedError(compacted.what, hint=hint)
             raise GapError(
-                f"{place[0]} [{place[1]}] {difference.what}, between offsets {wanted.start} and"
-                f" {wanted.end - 1}, seq {cut.above + 1} to {cut.seq}",
+                f"{place[0]} [{place[1]}] {what}",
                 hint="records of the topic were lost or altered; nothing of the cut was written",
             )
 

@@ -81,6 +81,6 @@ def _archived(
         "records": rows.tree.count,
         "root": rows.tree.root().hex(),
         "actions": writer.finish(),
-        "differences": [found.what for found in check.finish()],
+        "differences": [[found.what, found.is_short] for found in check.finish()],
     }
     yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})

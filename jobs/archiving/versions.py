@@ -16,11 +16,12 @@ import msgspec
 
 from cdc.config.patterns import parse_table_pattern
 from cdc.errors import ConfigError
-from cdc.events import LSN
-from cdc.log import names, reader, records
+from cdc.events import LSN, row_key
+from cdc.log import compaction, names, reader, records
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
+from cdc.log.table_cuts import expect_counted
 from lockstep.jobs.archiving.rows import key_hash
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.cuts.reduce import lsn_of
@@ -80,7 +81,10 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def history(config: Config, table: str, key: str) -> list[Version]:
-    """Return every version of the row, oldest first."""
+    """Return every version of the row, oldest first.
+
+    Raises CompactedError if Kafka has compacted what is not archived.
+    """
     archive = opened(config) if config.archive.path else None
     if archive is not None and not archive.find():
         archive = None
@@ -247,7 +251,7 @@ class InTopics:
     name = "topic"
 
     def __init__(self, config: Config, applied: Applied) -> None:
-        self._config, self._ends = config, applied.end_of
+        self._config, self._ends, self._seq = config, applied.end_of, applied.seq
         self._reader = RangeReader(config)
 
     def close(self) -> None:
@@ -257,6 +261,8 @@ class InTopics:
         return reader.read_schemas(self._config)
 
     def events(self, topic: str, keys: set[bytes]) -> Iterator[bytes]:
+        if compaction.is_compacted(self._config, topic):
+            expect_counted(self._config, topic, self._seq)
         for key, value in self._records(topic):
             if value is not None and (key in keys or (key is None and _event(value).op == "t")):
                 yield value
@@ -288,7 +294,7 @@ class InTopics:
                 left[place] = Range(max(there.start, self._ends.get(place, 0)), there.end)
         for _, messages in self._reader.pieces(left):
             for message in messages:
-                yield message.key(), message.value()
+                yield row_key(message.key()), message.value()
 
 
 def _letter(pointer: Pointer, found: Iterable[tuple[int, bytes | None, bytes | None]]) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cdc.errors import ConfigError
+from cdc.errors import CDCError, CompactedError, ConfigError
 from lockstep.jobs.archiving.table import ChainedTable, commit_facts
 from lockstep.jobs.archiving.writing import removed
 from lockstep.jobs.compacting import layout
@@ -91,3 +91,23 @@ def bases_of(config: Config) -> Bases:
     assert config.archive.path is not None, "the caller has checked"
     path = f"{config.archive.path.rstrip('/')}/{FOLDER}"
     return Bases(path, config.archive.storage, config.pipeline)
+
+
+def with_base(config: Config, error: CDCError) -> CDCError:
+    """Return an error of a compacted range with the base that its reader may start from."""
+    if not isinstance(error, CompactedError):
+        return error
+    return CompactedError(error.what, hint=f"{error.hint}. {_newest(config)}")
+
+
+def _newest(config: Config) -> str:
+    if config.archive.path is None:
+        return "There is no archive, so there is no base"
+    try:
+        bases = bases_of(config)
+        record = bases.newest() if bases.find() else None
+    except CDCError as error:
+        return f"Which bases there are is not known: {error.what}"
+    if record is None:
+        return "There is no base: `cdc archive compact` makes one"
+    return f"The newest base is {record.number}, at {record.lsn} (seq {record.seq})"

@@ -114,7 +114,7 @@ def with_start(config: Config, name: str, sink: Sink, error: CDCError) -> CDCErr
     if start is None:
         return error
     hint = f"`cdc rebuild {name}` fills the store from {start.name}, then from the topics"
-    return GapError(error.what, hint=f"{error.hint}. {hint}")
+    return type(error)(error.what, hint=f"{error.hint}. {hint}")
 
 
 class Restoring:

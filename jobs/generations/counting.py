@@ -1,7 +1,7 @@
 """Compare the topics' events with what the frontiers count, before a store is emptied.
 
-A topic may lack events in its middle: it was compacted, for example. A follower notices when it
-reads them, which is too late for a store that has no second generation.
+A topic may lack events in its middle: Kafka has compacted it, for example. A follower notices when
+it reads them, which is too late for a store that has no second generation.
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ def first_miscount(config: Config, name: str, applied: Applied) -> MiscountedErr
                 found[place] += sum(each.value() is not None for each in messages)
             for place, part in counted.items():
                 if found[place] != part.events:
-                    return miscounted(cut, part, found[place])
+                    return miscounted(config, cut, part, found[place])

@@ -16,7 +16,7 @@ import math
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,9 +31,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cdc.config import load
-from cdc.errors import ConfigError, GapError, UnavailableError
-from cdc.events import LSN
-from cdc.log import names
+from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+from cdc.events import LSN, row_key
+from cdc.log import compaction, names
 from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
@@ -49,7 +49,7 @@ from lockstep.jobs.spark import change_rows
 from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -68,6 +68,10 @@ _BATCH_ROWS: Final = 4_000
 _BUCKET_EVENTS: Final = 50_000
 _NO_LIMIT: Final = 1 << 60
 _SILENCE_SECONDS: Final = 30.0
+
+
+# Returns the error of a compacted range with where its reader may start.
+Remedy: TypeAlias = "Callable[[Config, CDCError], CDCError]"
 
 
 class Wanted(NamedTuple):
@@ -129,8 +133,14 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
+def _unchanged(_: Config, error: CDCError) -> CDCError:
+    return error
+
+
 class ChangesSource(DataSource):
     """Options: docs/SPARK.md."""
+
+    remedy: Remedy = staticmethod(_unchanged)
 
     @classmethod
     def name(cls) -> str:
@@ -144,10 +154,10 @@ class ChangesSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(wanted(self.options)[0], schema)
+        return BatchReader(wanted(self.options)[0], schema, self.remedy)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        return StreamReader(wanted(self.options)[0], schema)
+        return StreamReader(wanted(self.options)[0], schema, self.remedy)
 
 
 # -- planning: from frontier records to tasks ------------------------------------------------------
@@ -329,7 +339,7 @@ def _floors(asked: Wanted, cuts: Iterable[Cut]) -> dict[str, int]:
             for (topic, _), messages in log.pieces(first):
                 for message in messages:
                     value = message.value()
-                    if message.key() is None and value is not None:
+                    if row_key(message.key()) is None and value is not None:
                         each = parsed(value)
                         if each.op != "t":
                             raise ConfigError(
@@ -347,8 +357,8 @@ def _floors(asked: Wanted, cuts: Iterable[Cut]) -> dict[str, int]:
 class _Reader:
     """Reads tasks; pickled to executors, with the configuration that connects to the brokers."""
 
-    def __init__(self, asked: Wanted, schema: StructType) -> None:
-        self._asked, self._schema = asked, schema
+    def __init__(self, asked: Wanted, schema: StructType, remedy: Remedy) -> None:
+        self._asked, self._schema, self._remedy = asked, schema, remedy
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Of an empty range, Spark asks for a partition of its own.
@@ -375,8 +385,7 @@ class _Reader:
                 for rows in _batched(chosen):
                     yield writer.batch(table, rows)
 
-    @staticmethod
-    def _keep(log: RangeReader, span: Span, spool: Spool) -> None:
+    def _keep(self, log: RangeReader, span: Span, spool: Spool) -> None:
         """Put a span's events into the spool; raise GapError if they are not as many as counted."""
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in span.parts}
         found = dict.fromkeys(ranges, 0)
@@ -385,7 +394,7 @@ class _Reader:
             # beginning, and what is before the span is left out.
             complete = span.above == 0 or ranges[place].start > 0
             kept = [
-                (message.key(), value)
+                (row_key(message.key()), value)
                 for message in messages
                 if (value := message.value()) is not None
                 and (complete or parsed(value).source.seq > span.above)
@@ -396,13 +405,25 @@ class _Reader:
         for part in span.parts:
             place = (part.topic, part.partition)
             if found[place] != part.events:
-                raise GapError(
-                    f"{part.topic} [{part.partition}] holds {found[place]} events from offset"
-                    f" {part.start} to {part.end - 1}, where the frontiers of seq {span.above + 1}"
-                    f" to {span.upto} count {part.events}{_deleted(log, place, ranges[place])}",
-                    hint=f"start from {frontiers.EARLIEST} or a later frontier, and request the"
-                    " rows that are missing: `cdc snapshot TABLE`",
-                )
+                raise self._incomplete(log, span, part, found[place])
+
+    def _incomplete(self, log: RangeReader, span: Span, part: CutPart, found: int) -> CDCError:
+        """Return the error for a part whose events are not as many as counted."""
+        place = (part.topic, part.partition)
+        deleted = _deleted(log, place, Range(part.start, part.end))
+        what = (
+            f"holds {found} events from offset {part.start} to {part.end - 1}, where the frontiers"
+            f" of seq {span.above + 1} to {span.upto} count {part.events}{deleted}"
+        )
+        if found < part.events and not deleted:
+            compacted = compaction.explained(self._asked.config, place, what)
+            if compacted is not None:
+                return self._remedy(self._asked.config, compacted)
+        return GapError(
+            f"{part.topic} [{part.partition}] {what}",
+            hint=f"start from {frontiers.EARLIEST} or a later frontier, and request the rows that"
+            " are missing: `cdc snapshot TABLE`",
+        )
 
     @staticmethod
     def _events(
@@ -463,8 +484,8 @@ class BatchReader(_Reader, DataSourceReader):
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the log; all but `read` runs in one process alongside the driver."""
 
-    def __init__(self, asked: Wanted, schema: StructType) -> None:
-        super().__init__(asked, schema)
+    def __init__(self, asked: Wanted, schema: StructType, remedy: Remedy) -> None:
+        super().__init__(asked, schema, remedy)
         self._planner: Planner | None = None
         # The last planned batch, by its start and end.
         self._planned: tuple[dict[str, Any], dict[str, Any], CutBatch] | None = None

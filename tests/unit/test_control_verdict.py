@@ -41,6 +41,7 @@ SLOT = Slot(
     invalidation_reason=None, two_phase=False, retained_bytes=1,
 )  # fmt: skip
 _COMPACTED = STREAMING._replace(wrong_policies=(("x.public.t", "compact"),))
+_HELD = STREAMING._replace(compaction_held=("cache",))
 COPYING = DaemonReport("snapshotting", ready=True, reason="40 %, 4 rows")
 
 
@@ -193,6 +194,9 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
     return {
         "Kafka compacts a topic": (
             {"daemon": _COMPACTED}, Level.FAILED, "cleanup.policy is compact for x.public.t", 1,
+        ),
+        "nothing is compacted": (
+            {"daemon": _HELD}, Level.DEGRADED, "while these lag: cache", 0,
         ),
         "an incremental snapshot in its first errors": (
             {"incremental_snapshots": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},

@@ -15,6 +15,7 @@ TABLE = {
     errors.ConfigError: (Policy.HALT, Exit.CONFIG),
     errors.GapError: (Policy.HALT, Exit.CONFIG),
     errors.MiscountedError: (Policy.HALT, Exit.CONFIG),
+    errors.CompactedError: (Policy.HALT, Exit.CONFIG),
     errors.PermissionDeniedError: (Policy.SLOW, Exit.PERMISSION),
     errors.StoreLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SwitchedError: (Policy.BACKOFF, Exit.TEMPORARY),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.log import names
+from cdc.log.policies import parts
 from cdc.log.topic_monitor import Examined, held_back
+from cdc.log.topics import LAG
 from cdc.operate.findings import Finding, error, note, ok, warning
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 DURABLE_COPIES: Final = 2
 _FULL_CLUSTER: Final = 3
 # Settings that Kafka returns in another form than they were set, or that may be larger.
-_AT_LEAST: Final = frozenset({"max.message.bytes"})
+_AT_LEAST: Final = frozenset({"max.message.bytes", LAG})
 
 
 def check_topic(
@@ -98,12 +100,18 @@ def _copies(config: Config, topic: TopicFacts) -> Iterator[Finding]:
 def _setting(topic: TopicFacts, setting: str, value: str) -> Iterator[Finding]:
     actual = topic.settings.get(setting)
     enough = setting in _AT_LEAST and actual is not None and int(actual) >= int(value)
-    if actual is None or actual == value or enough:
+    if actual is None or enough or parts(actual) == parts(value):
         return
     what = f"{topic.name}: {setting} is {actual}, expected {value}"
     fix = _alter(topic.name, f"{setting}={value}")
-    if setting != "cleanup.policy":
+    if setting == LAG:
+        what = f"{what}: events may be compacted before followers have read them"
+        yield error(LAG, what, "`cdc run` sets it; see who has lowered it")
+    elif setting != "cleanup.policy":
         yield warning("topic_settings", what, fix)
+    elif "compact" in parts(value) - parts(actual):
+        what = f"{what}: nothing is compacted"
+        yield warning("cleanup.policy", what, "`cdc run` sets it when it starts, if it was changed")
     elif value == "compact":
         yield error("cleanup.policy", f"{what}: retention would delete records still needed", fix)
     else:
@@ -176,4 +184,6 @@ def check_examined(config: Config, examined: Examined | None) -> Iterator[Findin
 
 def _alter(topic: str, setting: str) -> str:
     what = f"--entity-type topics --entity-name {topic}"
-    return f"kafka-configs.sh --alter {what} --add-config {setting}"
+    name, _, value = setting.partition("=")
+    value = f"[{value}]" if "," in value else value
+    return f"kafka-configs.sh --alter {what} --add-config {name}={value}"

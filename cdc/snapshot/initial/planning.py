@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.log import names, reader, topics
+from cdc.events import TRUNCATE_KEY
+from cdc.log import cleanup, names, reader, topics
 from cdc.log import records as log_records
 from cdc.log.batch import Batch
 from cdc.publication.column_identity import hides_something
@@ -99,11 +100,12 @@ def write(config: Config, publisher: Publisher, state: SnapshotState, planned: P
     records: list[topic.Record] = [topic.state_record(config, state)]
     records += topic.plan_records(config, plan)
     for schema in planned.versions:
-        key = log_records.schema_key(schema.schema_id)
-        records.append((names.schema_topic(config.prefix), key, log_records.encode(schema)))
+        schema_key = log_records.schema_key(schema.schema_id)
+        records.append((names.schema_topic(config.prefix), schema_key, log_records.encode(schema)))
     for number, (schema, seq) in enumerate(planned.truncated):
         event = truncate_event(config, plan, schema, seq)
-        batch.topic(schema.topic, 1)[0].append({"key": None, "value": event})
+        key = TRUNCATE_KEY if cleanup.is_compacted(config, schema) else None
+        batch.topic(schema.topic, 1)[0].append({"key": key, "value": event})
         done = RangeRecord(
             generation=plan.generation, part="truncate", table=number, number=0, rows=1, bytes=0,
             ends=((schema.topic, 0, 1),), seconds=0.0,
@@ -138,6 +140,7 @@ def _partitions(
     config: Config, identity: ResumeIdentity, schemas: list[SchemaRecord]
 ) -> dict[str, int]:
     """Return the partition count of each topic; create those that are missing."""
+    cleanup.expect_keys(config, schemas)
     wanted = [topics.data_topic(config, schema.schema, schema.table) for schema in schemas]
     described_ = topics.ensure(topics.admin(config), config, wanted)
     counts = {name: found.partitions for name, found in described_.items()}
