@@ -16,7 +16,7 @@ from lockstep.jobs.archiving.upkeep import Upkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
-_JOB_SECONDS = 120
+_JOB_SECONDS = 400
 
 
 def test_a_job_killed_at_any_step_archives_every_record_once(

@@ -110,6 +110,9 @@ def test_a_log_ahead_of_the_new_primary_is_refused(major: int, new_pair: NewPair
     wait_until(lambda: pair.ask(_SYNCED, standby=True), "not synced", _SYNC_SECONDS)
     pair.cut_off()
     publish(line, 2)
+    # With its server dead, not even an idle slot's position advances.
+    pair.primary["postgres"].kill()
+    daemon.wait_state("reconnecting")
     position = line.resume()[1]
     pair.promote()
     output = line.ends(

@@ -186,8 +186,10 @@ class Role:
         return self.line.start(config_file=file)
 
     def end_walsender(self) -> None:
+        wait_until(lambda: self.line.slot("active_pid"), "nobody streams")
         pid = self.line.slot("active_pid")
-        assert self.line.query("SELECT pg_terminate_backend(%s, 120000)", pid)[0]
+        self.line.query("SELECT pg_terminate_backend(%s)", pid)
+        wait_until(lambda: self.line.slot("active_pid") != pid, "its walsender goes on")
 
     def drop(self) -> None:
         self.line.daemon.kill()

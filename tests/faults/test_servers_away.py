@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 import pytest
 
+from cdc.daemon.timing import STOP_SECONDS
 from cdc.events import LSN
 from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
@@ -20,10 +21,10 @@ from tests.fixtures.load import TABLES, Load
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.witness import Witness
 
-# More than the walsender's timeout, which must be more than a busy machine makes a process wait;
-# LOCKSTEP_OUTAGE_SECONDS=20 and more also exceeds the grace period of a stop.
-_OUTAGE_SECONDS = float(os.environ.get("LOCKSTEP_OUTAGE_SECONDS", "8"))
-_WAL_SENDER_TIMEOUT = "5s"
+# More than the walsender's timeout, which must be more than a busy machine makes a process wait,
+# and more than the grace period of a stop.
+_OUTAGE_SECONDS = float(os.environ.get("LOCKSTEP_OUTAGE_SECONDS", "20"))
+_WAL_SENDER_TIMEOUT = "15s"
 # A stop that hangs takes as long as the daemon lives; a fast one takes a second or two.
 _FAST_STOP_SECONDS = 90.0
 _BATCH = {"max_events": 500, "max_wait_ms": 50}
@@ -126,13 +127,19 @@ def test_signalled_twice_it_stops_at_once_and_loses_nothing(
         with _hanging(killable_stack):
             # More has come than can be sent, so it can't finish.
             wait_until(lambda: daemon.metric("lockstep_pending_events") > 0, "nothing waits")
+            asked_at = time.monotonic()
             daemon.process.terminate()
-            with pytest.raises(subprocess.TimeoutExpired):
-                daemon.process.wait(1)  # it finishes what it has
+            with suppress(subprocess.TimeoutExpired):
+                daemon.process.wait(1)
+            ended = daemon.process.poll()
             daemon.process.terminate()
+            within_grace = time.monotonic() - asked_at < STOP_SECONDS
             daemon.wait_exit()
-        output = [event["event"] for event in daemon.events]
-        assert "stopped" not in output, "it waited until its grace was over"
+        # A machine that stops this test for longer than the grace leaves it nothing to cut short.
+        if within_grace:
+            assert ended is None, "it finishes what it has"
+            output = [event["event"] for event in daemon.events]
+            assert "stopped" not in output, "it waited until its grace was over"
         line.start().wait_ready()
     witness.check()
 

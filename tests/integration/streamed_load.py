@@ -16,6 +16,8 @@ SETTINGS: Final = {
     "logical_decoding_work_mem": "64kB",
     "max_prepared_transactions": "10",
     "autovacuum": "off",
+    # No reconnect is expected, however long a busy machine stops a daemon.
+    "wal_sender_timeout": "10min",
 }
 TABLES: Final = (
     "CREATE TABLE users (id bigint PRIMARY KEY, n int NOT NULL, name text, big text)",

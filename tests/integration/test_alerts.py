@@ -41,13 +41,20 @@ def metrics(daemon: Daemon) -> bytes:
 
 
 def two_scrapes(
-    daemon: Daemon, meanwhile: Callable[[], object] = lambda: None
+    daemon: Daemon, *growing: str, meanwhile: Callable[[], object] = lambda: None
 ) -> tuple[bytes, bytes, float]:
-    """Return two scrapes, and how many seconds are between them."""
+    """Return two scrapes, and how many seconds are between them.
+
+    Each of the `growing` metrics has grown by as much as two of the daemon's looks are apart.
+    """
     began, first = time.monotonic(), metrics(daemon)
-    for _ in range(3):
+    before = {name: daemon.metric(name) for name in growing}
+
+    def grown() -> bool:
         meanwhile()
-        time.sleep(4.0)  # the daemon looks at the source and at reports every five seconds
+        return all(daemon.metric(name) > value + 8 for name, value in before.items())
+
+    wait_until(grown, f"not all of {growing} grow", pause=1.0)
     return first, metrics(daemon), time.monotonic() - began
 
 
@@ -81,7 +88,7 @@ def test_a_webhook_that_does_not_deliver_is_in_readyz_and_fires_alerts(
         receiver.answer = lambda _: 503
         write(line, 5, 1)
         wait_until(lambda: daemon.metric("lockstep_webhook_stalled_seconds") > 1, "not away")
-        away = going_on(*two_scrapes(daemon))
+        away = going_on(*two_scrapes(daemon, "lockstep_webhook_stalled_seconds"))
         receiver.answer = lambda _: 400
         wait_until(lambda: daemon.metric("lockstep_webhook_undelivered") == 5, "none given up")
         given_up = lasting(metrics(daemon))
@@ -107,6 +114,10 @@ def test_a_daemon_that_is_missing_and_what_holds_its_slot_back_fire_alerts(
     pipeline: NewPipeline, tmp_path: Path
 ) -> None:
     line = pipeline(_TABLE, source={"canary_seconds": 0})
+
+    def fill() -> None:
+        line.database.execute(*[_FILLER] * 3)
+
     daemon = line.start().wait_ready()
     wait_until(lambda: daemon.metric("lockstep_slot_wal_status") == 1, "not looked at")
     well = lasting(metrics(daemon))
@@ -117,7 +128,8 @@ def test_a_daemon_that_is_missing_and_what_holds_its_slot_back_fire_alerts(
         wait_until(lambda: daemon.metric("lockstep_oldest_transaction_seconds") > 3, "not seen")
         wait_until(lambda: daemon.metric("lockstep_slot_stalled_seconds") > 1, "not stalled")
         wait_until(lambda: daemon.metric("lockstep_slot_lost_in_seconds") > 0, "no forecast")
-        held = going_on(*two_scrapes(daemon, lambda: line.database.execute(*[_FILLER] * 10)))
+        growing = ("lockstep_oldest_transaction_seconds", "lockstep_slot_stalled_seconds")
+        held = going_on(*two_scrapes(daemon, *growing, meanwhile=fill))
         soon = lasting(metrics(daemon))
     assert_alerts(tmp_path, well, held, fire={"LockstepLongTransaction", "LockstepSlotStalled"})
     assert_alerts(tmp_path, well, soon, fire={"LockstepSlotLostSoon"})
@@ -153,7 +165,7 @@ def test_a_source_that_cannot_be_looked_at_fires_an_alert(
     ending.start()
     try:
         wait_until(lambda: daemon.metric("lockstep_source_check_age_seconds") > 8, "it looks")
-        unseen = going_on(*two_scrapes(daemon))
+        unseen = going_on(*two_scrapes(daemon, "lockstep_source_check_age_seconds"))
     finally:
         over.set()
         ending.join()
@@ -180,7 +192,8 @@ def test_followers_that_lag_halt_or_are_built_again_fire_alerts(
     report(canary_at_us=time.time_ns() // 1_000 - 5_000_000)
     line.database.execute("INSERT INTO t VALUES (1, 1)")
     wait_until(lambda: daemon.metric("lockstep_follower_lag_seconds") > 2, "it does not lag")
-    late = going_on(*two_scrapes(daemon))
+    growing = ("lockstep_follower_lag_seconds", "lockstep_follower_canary_age_seconds")
+    late = going_on(*two_scrapes(daemon, *growing))
     assert_alerts(tmp_path, well, late, fire={"LockstepCanaryLate", "LockstepFollowerLag"})
     report(state="halted", what="it is full", hint="make room")
     halted = _shows(daemon, 'lockstep_follower_state{follower="cache",state="halted"}', 1.0)

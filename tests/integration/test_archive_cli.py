@@ -17,7 +17,7 @@ from lockstep.jobs.compacting.running import Compaction
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 
-_SECONDS = 120
+_SECONDS = 400
 
 
 def cdc(made: PipelineUnderTest, *arguments: str) -> tuple[int, Any]:

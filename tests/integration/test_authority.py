@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from psycopg.conninfo import make_conninfo
 
 from cdc.cli.main import cdc
@@ -86,7 +86,7 @@ def still_streams(line: PipelineUnderTest) -> None:
     converge(line.config)
     assert {event["op"] for event in events(line)} == {"c"}
     assert live_topic.read(line.config) == []
-    assert line.daemon.health()["status"] == 200
+    wait_until(lambda: line.daemon.health()["status"] == 200, "it does not stream")
 
 
 def test_a_command_of_a_role_without_grants_empties_nothing(pipeline: NewPipeline) -> None:
@@ -152,15 +152,19 @@ def test_a_forged_canary_reaches_nobody(pipeline: NewPipeline) -> None:
         if each["message"]["prefix"] == CANARY
     ]
     assert all(now_us - 600_000_000 < each <= now_us for each in sent)
-    assert refused(line) == 13
+    wait_until(lambda: refused(line) == 13, f"{refused(line)} are refused")
     assert line.daemon.metric("lockstep_refused_messages_total") == 13
     line.settings["http"] = {"listen": f"127.0.0.1:{line.daemon.port}"}
     line.config_file = line.write("lockstep.yaml")
-    ran = CliRunner().invoke(cdc, ["status", "-c", str(line.config_file)])
-    assert "messages not obeyed: " in ran.output
-    assert "1 (command: not transactional)" in ran.output
-    assert "forged" not in ran.output, "no text of a message is shown"
-    assert ran.exit_code == 0, "a stranger does not change the verdict"
+
+    def status() -> Result:
+        return CliRunner().invoke(cdc, ["status", "-c", str(line.config_file)])
+
+    wait_until(lambda: status().exit_code == 0, "a stranger does not change the verdict")
+    output = status().output
+    assert "messages not obeyed: " in output
+    assert "1 (command: not transactional)" in output
+    assert "forged" not in output, "no text of a message is shown"
     (reported,) = [each for each in examine(line.config) if each.check == "refused_messages"]
     assert reported.severity is Severity.NOTE
     still_streams(line)

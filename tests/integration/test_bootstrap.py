@@ -194,6 +194,8 @@ def kept(pipeline: NewPipeline, redis_client: redis.Redis, redis_url: str, tmp_p
     found.archived.reach()
     found.change()
     made.daemon.term()
+    # Canaries and an idle slot make frontiers too, in which the state is the same.
+    found.states[-1] = (found.archived.frontier(), found.states[-1][1])
     return found
 
 
@@ -271,7 +273,10 @@ def test_the_difference_of_two_states_is_the_net_effect_between_them(kept: Past)
     applied = state.frontier.applied
     at = datetime.fromtimestamp(applied.committed_at_us / 1e6, UTC) + timedelta(milliseconds=1)
     for place in (applied.seq, at):
-        assert lsn_at(kept.config, place) == last
+        # A frontier that an idle slot has made has another LSN, and the same state.
+        named = past.find(kept.config, lsn_at(kept.config, place))
+        assert named is not None
+        assert named.frontier.applied.seq == applied.seq
 
 
 def _less(row: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:

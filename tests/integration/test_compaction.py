@@ -30,7 +30,7 @@ from lockstep.sinks.delta import lake
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
-_JOB_SECONDS = 120
+_JOB_SECONDS = 400
 ALTERATIONS = 30
 TABLES = (
     "CREATE TABLE users (id int PRIMARY KEY, name text, body text)",

@@ -79,7 +79,9 @@ def test_a_viewer_runs_the_command_that_is_shown_and_it_is_recorded(
     assert letters[chosen]["state"] == "discarded"
     assert letters[chosen]["decided_by"].endswith("by the console, 127.0.0.1")
     assert shown.get("/api/large")[1] == {"events": []}
-    assert shown.log.count("an action starts") == shown.log.count("an action has ended") == 2
+    # The command ends after its record is in the log.
+    wait_until(lambda: shown.log.count("an action has ended") == 2, "it does not end")
+    assert shown.log.count("an action starts") == 2
     # What another page, an older page, or somebody who guesses would send.
     for headers in (
         {"origin": ""},
@@ -126,5 +128,5 @@ def test_a_console_changes_nothing_unless_it_was_started_for_that(
     assert wait[0] == 202
     began = time.monotonic()
     assert guarded.close() == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60, "it waited for the command"
     assert "0123456789" not in guarded.log

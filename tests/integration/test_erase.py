@@ -43,7 +43,7 @@ from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.read_back import read_to_end
 from tests.integration.test_compaction import rows_of, source
 
-_JOB_SECONDS = 120
+_JOB_SECONDS = 400
 TABLES = (
     "CREATE TABLE users (id text PRIMARY KEY, name text, body text)",
     "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",

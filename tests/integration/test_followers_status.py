@@ -157,15 +157,25 @@ def test_the_daemon_shows_its_followers_and_stays_ready(
     line: PipelineUnderTest, follower: FakeFollower
 ) -> None:
     daemon = line.daemon
-    wait_until(lambda: daemon.health().get("followers"), "none is shown")
-    assert daemon.health()["followers"][0]["state"] == "new"
-    now_us = time.time_ns() // 1_000
-    follower.report(seq=7, place=0, events=5, errors=2, canary_at_us=now_us, state="waiting")
-    wait_until(lambda: daemon.metric("lockstep_follower_seq") == 7, "the report is not shown")
-    reported = daemon.health()
-    assert (reported["status"], reported["followers"][0]["state"]) == (200, "waiting")
-    text = daemon.get("/metrics")[1].decode()
-    assert 'lockstep_follower_state{follower="cache",state="waiting"} 1.0' in text
+
+    def shown() -> tuple[int, list[str]]:
+        reported = daemon.health()
+        return reported["status"], [each["state"] for each in reported.get("followers", ())]
+
+    wait_until(lambda: shown() == (200, ["new"]), "none is shown")
+    text = ""
+
+    def waiting() -> bool:
+        """Report again, as a job does; return whether the daemon shows it."""
+        nonlocal text
+        now_us = time.time_ns() // 1_000
+        follower.report(seq=7, place=0, events=5, errors=2, canary_at_us=now_us, state="waiting")
+        text = daemon.get("/metrics")[1].decode()
+        state = 'lockstep_follower_state{follower="cache",state="waiting"} 1.0'
+        return state in text and shown() == (200, ["waiting"])
+
+    wait_until(waiting, "the report is not shown")
+    assert daemon.metric("lockstep_follower_seq") == 7
     assert 'lockstep_follower_state{follower="cache",state="following"} 0.0' in text
     assert 'lockstep_follower_events_total{follower="cache"} 5.0' in text
     assert 'lockstep_follower_errors_total{follower="cache"} 2.0' in text

@@ -53,13 +53,14 @@ def test_a_standby_takes_over_and_gives_way(
         first = owner()
         with alongside({"cache": standby}):
             line.database.execute("INSERT INTO t SELECT generate_series(1, 10)")
-            wait_until(lambda: redis_client.exists(f"{line.config.prefix}:public.t:10"), "no row")
+            last = f"{line.config.prefix}:public.t:10"
+            wait_until(lambda: redis_client.exists(last), "no row", LONG)
             assert (standby.state, standby.applied) == ("standby", None)
             assert owner() == first, "a standby reports nothing"
             os.killpg(active.pid, signal.SIGKILL)
             line.database.execute("INSERT INTO t SELECT generate_series(11, 20)")
             reach(followed.lsn(), [standby])
-            wait_until(lambda: owner().endswith(MARK), "the standby does not report")
+            wait_until(lambda: owner().endswith(MARK), "the standby does not report", LONG)
             with followed.following("cache") as runs:
                 wait_until(lambda: standby.state == "standby", "it does not give way", LONG)
                 line.database.execute("INSERT INTO t SELECT generate_series(21, 30)")

@@ -92,7 +92,10 @@ def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
         reach(followed.lsn(), [run])
         assert count(redis_client, line) == 40
         wait_until(starting.wanted.is_set, "Spark is not wanted although nothing is left to do")
+        # The message that `lsn` writes is an event too: the large cut has rows alone.
+        wait_until(lambda: run.applied and run.applied.seq == 41, "the message is not applied")
         line.database.execute("INSERT INTO t SELECT -g, g FROM generate_series(41, 500) g")
+        wait_until(lambda: line.frontiers()[-1].seq == 501, "no frontier has the rows")
         lsn = followed.lsn()
         assert run.applied is not None
         assert run.applied.lsn < lsn, "a large cut waits for Spark"

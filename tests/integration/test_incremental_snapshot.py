@@ -320,7 +320,7 @@ def test_a_table_that_replaces_another_is_reported_and_read_again(pipeline: NewP
             wait_until(lambda: remedy in line.daemon.log[before:], remedy)  # noqa: B023 - of this round
             wait_state(line, begin(line, f"public.{table}", anew=True))
         converge(line.config)
-        assert read_status(line.config).incomplete_topics == []
+        wait_until(lambda: read_status(line.config).incomplete_topics == [], "it is incomplete")
     assert line.daemon.term() == 0
 
 
@@ -388,9 +388,13 @@ def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPip
         line.start().wait_ready()
         wait_state(line, snapshot)
         converge(line.config)
-        found = read_status(line.config)
-        assert (found.incomplete_topics, found.verdict.sentence) == ([], "all is well")
+        wait_until(lambda: _well(line), "not all is well")
         assert line.daemon.term() == 0
+
+
+def _well(line: PipelineUnderTest) -> bool:
+    found = read_status(line.config)
+    return (found.incomplete_topics, found.verdict.sentence) == ([], "all is well")
 
 
 def test_a_request_before_the_initial_snapshot_is_refused(pipeline: NewPipeline) -> None:

@@ -39,7 +39,8 @@ class Run:
         finally:
             arrivals.close()
         self.journeys = arrivals.journeys(from_us, time.time_ns() // 1_000)
-        wait_until(lambda: daemon.metric("lockstep_events_total") == _ROWS, "not all is confirmed")
+        # The last of a batch's metrics that are set: the others have counted the batch then.
+        wait_until(lambda: daemon.metric("lockstep_seq") == _ROWS, "not all is confirmed")
         text = daemon.get("/metrics")[1].decode()
         self.metrics = {
             sample.name + "".join(sample.labels.values()): sample.value

@@ -102,7 +102,7 @@ def test_each_role_does_its_work_with_what_the_document_gives_it(line: PipelineU
     )
     converge(line.config)
     assert line.frontiers()[-1].seq >= 600, "the rows were not read again"
-    assert read_status(line.config).verdict.exit_code == 0
+    wait_until(lambda: read_status(line.config).verdict.exit_code == 0, "it is not well")
     wrong = [each for each in examine(line.config) if each.severity is Severity.ERROR]
     assert wrong == []
 

@@ -36,7 +36,7 @@ def test_one_that_is_added_later_stops_the_daemon_before_it_is_shown(
     )
     caught_up(line, 1)
     line.database.execute(_ADD, "UPDATE users SET name = 'b'")
-    assert line.daemon.process.wait(60) == 78
+    assert line.daemon.wait_exit() == 78
     assert "shout is computed from email" in line.daemon.log
     assert not _shown(line)
     line.config_file = line.write("lockstep.yaml", tables=_masked("shout"))
@@ -74,7 +74,7 @@ def test_one_that_a_partition_computes_counts(pipeline: NewPipeline) -> None:
         "ALTER TABLE users ATTACH PARTITION users_2 FOR VALUES FROM (10) TO (20)",
         "INSERT INTO users (id, name, email) VALUES (11, 'a', 'secret@example.org')",
     )
-    assert line.daemon.process.wait(60) == 78
+    assert line.daemon.wait_exit() == 78
     assert not _shown(line)
 
 
@@ -91,6 +91,6 @@ def test_an_initial_snapshot_shows_none_that_was_added_after_setup(bare: Pipelin
     line.set_up()
     line.database.execute(_ADD)
     line.start()
-    assert line.daemon.process.wait(60) == 78
+    assert line.daemon.wait_exit() == 78
     assert "shout is computed from email" in line.daemon.log
     assert not _shown(line)

@@ -334,8 +334,9 @@ def test_a_replay_gives_the_same_bytes(pipeline: NewPipeline) -> None:
     """What was sent and not committed is sent again, byte for byte and to the same partition."""
     rows = 20_000
     line = pipeline(_USERS, batch={"max_events": 10 * rows})
-    line.start("after_flush:1").wait_ready()
+    # Written first: an idle daemon commits too, every ten seconds.
     line.database.execute(f"INSERT INTO users SELECT i, 'u' || i FROM generate_series(1, {rows}) i")
+    line.start("after_flush:1")
     assert line.daemon.wait_exit() == -signal.SIGKILL
     line.start().wait_ready()
     events(line, rows)

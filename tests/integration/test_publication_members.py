@@ -150,8 +150,8 @@ def test_a_daemon_starts_and_streams_while_a_table_is_locked_exclusively(
     line.database.execute("INSERT INTO busy VALUES (2)")
     with line.database.connect() as holder, holder.transaction():
         holder.execute("LOCK TABLE busy IN ACCESS EXCLUSIVE MODE")
-        line.start().wait_ready(60)
-        wait_until(lambda: line.resume()[1].seq == 3, "its row in the backlog does not arrive", 60)
+        line.start().wait_ready()
+        wait_until(lambda: line.resume()[1].seq == 3, "its row in the backlog does not arrive")
         line.database.execute("INSERT INTO free VALUES (2)")
         wait_until(lambda: line.resume()[1].seq == 4, "a lock of another table holds it back")
         for command in ("status", "doctor"):

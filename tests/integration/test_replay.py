@@ -22,7 +22,7 @@ from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.read_back import read_to_end
 
-_JOB_SECONDS = 120
+_JOB_SECONDS = 400
 Record = tuple[bytes | None, bytes | None]
 
 

@@ -72,6 +72,8 @@ def test_setup_changes_columns_and_rows_alongside_the_daemon_without_a_gap(
     again(line, tables={"public.users": {"where": "id > 3", "mask": {"email": "keep"}}})
     line.database.execute("INSERT INTO users VALUES (3, 'eu', 'c'), (4, 'eu', 'd')")
     assert events(line, 3)[2]["after"]["id"] == 4
+    # A commit reaches one topic after another.
+    wait_until(lambda: len(versions(line)) >= 3, "the log lacks versions")
     reported = versions(line)
     assert [version["where"] for version in reported] == [None, None, "(id > 3)"]
     assert [len(version["columns"]) for version in reported] == [3, 2, 3]

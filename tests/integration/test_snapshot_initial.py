@@ -228,12 +228,12 @@ def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> N
         # Either may stream: between snapshot and stream the slot is free for a moment.
         both = {daemon, standby}
         wait_until(
-            lambda: {each.state for each in both} == {"streaming", "standby"}, "none streams", 120
+            lambda: {each.state for each in both} == {"streaming", "standby"}, "none streams"
         )
         after = load.commits
         wait_until(lambda: load.commits > after + 20, "nothing is written")
     converge(line.config)
-    assert {each.state for each in both} == {"streaming", "standby"}
+    wait_until(lambda: {each.state for each in both} == {"streaming", "standby"}, "one ended")
     assert topic.read(line.config).state is not None
 
 
@@ -247,10 +247,11 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
         "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
         "CREATE TABLE dropped (id int)",
         "INSERT INTO dropped SELECT generate_series(1, 300)",
-        snapshot={**INITIAL, "range_bytes": 65_536, "rows_per_second": 5000},
+        # Forty seconds: it is stopped long before its end.
+        snapshot={**INITIAL, "range_bytes": 65_536, "rows_per_second": 500},
     )
     daemon = line.start()
-    wait_until(lambda: (daemon.health().get("snapshot") or {}).get("rows", 0) > 2000, "no rows")
+    wait_until(lambda: (daemon.health().get("snapshot") or {}).get("rows", 0) > 1000, "no rows")
     assert daemon.health()["ready"]
     assert daemon.metric("lockstep_snapshot_percent") > 0
     assert daemon.term() == Exit.OK

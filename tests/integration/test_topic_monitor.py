@@ -193,9 +193,12 @@ def test_a_topic_that_kafka_may_delete_events_of_is_no_healthy_state(
 ) -> None:
     topic = named(line)
     set_policy(line, topic, policy)
-    wait_until(lambda: line.daemon.get("/healthz")[0] == 503, "nobody sees it")
-    report = orjson.loads(line.daemon.get("/healthz")[1])
-    assert f"{policy} for {topic}" in report["sentence"]
+
+    def seen() -> bool:
+        code, body = line.daemon.get("/healthz")
+        return code == 503 and f"{policy} for {topic}" in orjson.loads(body)["sentence"]
+
+    wait_until(seen, "nobody sees it")
     assert line.daemon.health()["wrong_policies"] == {topic: policy}
     set_policy(line, topic, right)
     wait_until(lambda: line.daemon.get("/healthz")[0] == 200, "it is set back, and still shown")

@@ -18,7 +18,7 @@ from cdc.errors import Exit
 from cdc.events import LSN
 from lockstep.conformance.memory import MemorySink
 from tests.fixtures.commands import environment
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import reach
 from tests.fixtures.span_receiver import SpanReceiver, attributes, receiving
 from tests.integration.test_following import running
@@ -77,7 +77,7 @@ class Tracer:
     def close(self) -> str:
         """Stop it; return what it printed."""
         self._process.send_signal(signal.SIGINT)
-        assert self._process.wait(60) == 0, self.log
+        assert self._process.wait(START_SECONDS) == 0, self.log
         return self.log
 
     def kill(self) -> None:
@@ -107,6 +107,13 @@ def written(line: PipelineUnderTest) -> LSN:
         row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
     assert row is not None
     return LSN.parse(row[0])
+
+
+def published(line: PipelineUnderTest) -> None:
+    """Wait until the log has a frontier with everything that was committed."""
+    lsn = written(line)
+    line.database.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
+    wait_until(lambda: line.frontiers()[-1].lsn >= lsn, "no frontier has it")
 
 
 def test_a_commit_is_traced_into_a_follower_within_the_applications_trace(
@@ -154,8 +161,10 @@ def test_others_are_traced_by_their_share_and_what_no_follower_has_stays_open(
     line.database.execute("INSERT INTO t VALUES (1)")
     wait_until(lambda: receiver.spans, "nothing is traced")
     assert {each.name for each in receiver.spans} == {"publish"}
-    traced(line, "garbage")
-    traced(line, "00-" + "0" * 32 + "-" + "0" * 16 + "-01")
+    # Each in a frontier of its own: of those of one frontier, the share traces one.
+    for content in ("garbage", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"):
+        traced(line, content)
+        published(line)
     FakeFollower(line.config).report(lsn=written(line), seq=1_000)
     wait_until(
         lambda: sum(each.name == "replicate" for each in receiver.spans) >= 3, "none has ended"

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from cdc.cli.main import run
+from cdc.cli.options import print_waiting
 from cdc.errors import Exit
 from cdc.operate.commands import snapshots
 from cdc.snapshot.incremental import topic as live_topic
@@ -93,12 +94,32 @@ def test_a_table_is_added_and_read_before_the_command_returns(
     assert "of public.u is done" in capsys.readouterr().err
 
 
+class Patient:
+    """A clock that starts once the wait has reported: connecting may take long."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._began = time.monotonic()
+        self._reported_at: float | None = None
+
+        def reports(what: str) -> None:
+            print_waiting(what)
+            self._reported_at = self._reported_at or time.monotonic()
+
+        patch.setattr("cdc.cli.wait.print_waiting", reports)
+        patch.setattr("cdc.cli.wait.time", self)
+        patch.setattr("cdc.cli.wait.REPORT_SECONDS", 0.5)
+
+    def monotonic(self) -> float:
+        passed = time.monotonic() - self._reported_at if self._reported_at else 0.0
+        return self._began + passed
+
+
 def test_a_wait_for_followers_reports_that_no_daemon_runs(
     line: PipelineUnderTest,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cdc.cli.wait.REPORT_SECONDS", 0.5)
+    Patient(monkeypatch)
     FakeFollower(line.config).apply(1)
     began = time.monotonic()
     code = run(["wait", "--for", "cache", "--timeout", "5s", "-c", str(line.config_file)])
@@ -114,7 +135,7 @@ def test_a_wait_during_the_initial_snapshot_does_not_miss_a_daemon(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cdc.cli.wait.REPORT_SECONDS", 0.5)
+    Patient(monkeypatch)
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY)",
         followers=FOLLOWERS,

@@ -53,6 +53,8 @@ def certified(folder: Path) -> dict[str, str]:
         "hba_file": str(who),
         "password_encryption": "scram-sha-256",
         "logical_decoding_work_mem": "64kB",
+        # No reconnect is expected, however long a busy machine stops a daemon.
+        "wal_sender_timeout": "10min",
     }
 
 
