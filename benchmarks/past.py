@@ -40,9 +40,7 @@ from benchmarks.latency import POSTGRES
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
-from cdc.runtime import spark as files
-from cdc.runtime.progress import Progress
-from tests.fixtures.spark_cluster import HOME, Cluster, standalone
+from tests.fixtures.spark_cluster import standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,8 +160,8 @@ class Past:
         folder = self.up.place.folder / f"spark-{workers}"
         folder.mkdir()
         with standalone(folder, *[1] * workers) as cluster:
-            program = _submitted(cluster, "archive")
-            return self.command("archive", f"on {workers}", program=[*program, "--once"])
+            program = [*cluster.submitting("archive"), "--once"]
+            return self.command("archive", f"on {workers}", program=program)
 
     def forget(self) -> None:
         """Delete the table's events from the topics."""
@@ -181,15 +179,6 @@ class Past:
     def archive_bytes(self) -> int:
         """Return the size of the archive's files."""
         return sum(each.stat().st_size for each in Path(self.archive).glob("part-*"))
-
-
-def _submitted(cluster: Cluster, job: str) -> list[str]:
-    packed = cluster.folder / "lockstep.zip"
-    files.pack(packed)
-    command = [str(HOME / "bin" / "spark-submit"), "--master", cluster.master]
-    command += files.conf_options(quiet=True)
-    command += ["--jars", ",".join(map(str, files.jars(Progress())))]
-    return [*command, "--py-files", str(packed), str(files.job(job))]
 
 
 def run(name: str, options: Options) -> dict[str, Any]:
