@@ -13,7 +13,8 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.runtime import spark as files
-from lockstep.jobs.archiving import proving, running
+from lockstep.jobs.archiving import proving, running, upkeep
+from lockstep.jobs.archiving.upkeep import Upkeep
 from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.compacting import proving as bases_proving
 from lockstep.jobs.compacting.running import Compaction
@@ -90,7 +91,9 @@ def test_a_store_without_conditional_puts_is_refused(
 
 
 @pytest.mark.long("an erasure in a bucket")
-def test_a_row_is_erased_from_a_bucket(pipeline: NewPipeline, bucket: Bucket) -> None:
+def test_files_are_joined_and_deleted_and_a_row_is_erased_in_a_bucket(
+    pipeline: NewPipeline, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = pipeline(
         *TABLES,
         archive={"path": f"{bucket.url}/archive", "every_seconds": 0, "bases_kept": 3},
@@ -99,6 +102,13 @@ def test_a_row_is_erased_from_a_bucket(pipeline: NewPipeline, bucket: Bucket) ->
     kept = Kept(Archived(made), bucket.folder)
     marker = uuid4().hex
     kept.lived(marker)
+    archive = running.opened(kept.config)
+    position = archive.open()
+    monkeypatch.setattr(upkeep, "FEWEST", 2)
+    monkeypatch.setattr(upkeep, "_MORE_HOURS", -kept.config.archive.vacuum_hours - 1)
+    joined = Upkeep(archive, kept.config.archive).join(position)
+    assert Upkeep(archive, kept.config.archive).vacuum() == joined > 1
+    kept.expect_sound(0)
     assert kept.holds(marker)
     done = Erasing(kept.config, "public.users", f"new-{marker}").run()
     assert done.erasure is not None
