@@ -4,10 +4,10 @@ The daemon writes inserts of `--rows` / 10 rows and then nine updates of each in
 figure is of a command as a user runs it, from its start to its end, Spark's included.
 
 - `archive`: events per second of `cdc archive run --once` in a local session; `of_one_worker` is
-  the time on a standalone Spark cluster of one worker with one core by that on two of them, and
-  `bytes_of_log` the archive's bytes by those of the topics' segments.
-- `compact`: events per second of `cdc archive compact`, and the time of a second one after an
-  update of a hundredth of the rows.
+  the time on a standalone Spark cluster of one worker, which has one processor, by that on two of
+  them with one each, and `bytes_of_log` the archive's bytes by those of the topics' segments.
+- `compact`: events per second of `cdc archive compact`, the base's size, and the time of a second
+  one after an update of a hundredth of the rows.
 - `rebuild`: seconds of `cdc rebuild` of a Delta follower from the base; `of_full_archive` and
   `of_snapshot` divide it by that from the archive alone, and from rows that are read again.
 - `history`: seconds of `cdc history` of one key; the median of the runs.
@@ -23,7 +23,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -56,6 +55,8 @@ _EVENTS: Final = 10_000_000
 _OF_A_KEY: Final = 10
 _SECONDS: Final = 7_200.0
 _LOOK_SECONDS: Final = 0.2
+_SAY_SECONDS: Final = 30.0
+_ARCHIVE_LIMIT: Final = 60_000.0
 _HISTORY_LIMIT_S: Final = 2.0
 _UPDATE: Final = "UPDATE bench SET k = k + 1, payload = reverse(payload) WHERE id % {of} = {part}"
 _PARTS: Final = 100
@@ -90,8 +91,10 @@ class Past:
         with self.running():
             say(f"filling the log with {self.events:,} events of {self.keys:,} keys")
             fill(self._connection, self.keys)
-            for _ in range(_OF_A_KEY - 1):
+            progress = Every(_SAY_SECONDS)
+            for number in range(1, _OF_A_KEY):
                 for part in range(_PARTS):
+                    progress.say(f"update {number} of {_OF_A_KEY - 1}, {part} %")
                     self._connection.execute(_UPDATE.format(of=_PARTS, part=part).encode())
             self.until_in_log(self.events)
 
@@ -119,7 +122,7 @@ class Past:
 
     def until_in_log(self, events: int) -> None:
         """Wait until the frontiers count so many events."""
-        deadline, progress = time.monotonic() + _SECONDS, Every(10.0)
+        deadline, progress = time.monotonic() + _SECONDS, Every(_SAY_SECONDS)
         while self._seq() < events:
             progress.say("waiting until the daemon has written them to the log")
             if time.monotonic() > deadline:
@@ -145,9 +148,10 @@ class Past:
                 "PYSPARK_PYTHON": sys.executable,
             },
         ) as ran:
-            family = Family(ran.pid)
+            family, progress = Family(ran.pid), Every(_SAY_SECONDS)
             while ran.running() and time.monotonic() < began + _SECONDS:
                 family.look()
+                progress.say(f"{' '.join(given)}: {time.monotonic() - began:.0f} s so far")
                 time.sleep(_LOOK_SECONDS)
             seconds = time.monotonic() - began
             ran.wait(1.0)
@@ -155,11 +159,11 @@ class Past:
         return Ran(seconds, family.cpu_seconds, max(family.peaks_mb.values(), default=0.0))
 
     def on_cluster(self, workers: int) -> Ran:
-        """Archive the log on a standalone cluster of so many workers with one core."""
+        """Archive the log on a standalone cluster of so many workers with one core each."""
         shutil.rmtree(self.archive, ignore_errors=True)
         folder = self.up.place.folder / f"spark-{workers}"
         folder.mkdir()
-        with standalone(folder, *[1] * workers) as cluster:
+        with standalone(folder, *[1] * workers, pinned=True) as cluster:
             program = [*cluster.submitting("archive"), "--once"]
             return self.command("archive", f"on {workers}", program=program)
 
@@ -176,9 +180,9 @@ class Past:
         found = self.up.place.folder.rglob(f"{_RUN}.*/*.log")
         return sum(each.stat().st_size for each in found)
 
-    def archive_bytes(self) -> int:
-        """Return the size of the archive's files."""
-        return sum(each.stat().st_size for each in Path(self.archive).glob("part-*"))
+    def archive_bytes(self, folder: str = "") -> int:
+        """Return the size of the archive's files, or of those in its folder of bases."""
+        return sum(each.stat().st_size for each in (self.archive / folder).glob("part-*"))
 
 
 def run(name: str, options: Options) -> dict[str, Any]:
@@ -215,6 +219,7 @@ def _archive(past: Past, _: Options) -> dict[str, Any]:
     return {
         "unit": "events/s",
         "value": past.events / ran.seconds,
+        "limit": _ARCHIVE_LIMIT,
         "ran": ran,
         "details": {
             "events": past.events,
@@ -228,6 +233,7 @@ def _archive(past: Past, _: Options) -> dict[str, Any]:
 def _compact(past: Past, _: Options) -> dict[str, Any]:
     past.command("archive", "run", "--once")
     ran, events = past.command("archive", "compact"), past.events
+    base_bytes = past.archive_bytes("_bases")
     with past.running():
         updated = past.update()
     past.command("archive", "run", "--once")
@@ -239,6 +245,7 @@ def _compact(past: Past, _: Options) -> dict[str, Any]:
         "details": {
             "events": events,
             "keys": past.keys,
+            "base_bytes": base_bytes,
             "seconds": round(ran.seconds, 1),
             "incremental_events": updated,
             "incremental_s": round(again.seconds, 1),
