@@ -105,7 +105,7 @@ def test_files_are_joined_and_deleted_and_a_row_is_erased_in_a_bucket(
     archive = running.opened(kept.config)
     position = archive.open()
     monkeypatch.setattr(upkeep, "FEWEST", 2)
-    monkeypatch.setattr(upkeep, "_MORE_HOURS", -kept.config.archive.vacuum_hours - 1)
+    monkeypatch.setattr(upkeep, "MORE_HOURS", -kept.config.archive.vacuum_hours - 1)
     joined = Upkeep(archive, kept.config.archive).join(position)
     assert Upkeep(archive, kept.config.archive).vacuum() == joined > 1
     kept.expect_sound(0)
