@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -88,6 +89,30 @@ def test_a_store_without_conditional_puts_is_refused(
     monkeypatch.setattr(Files, "put_new", Files.put)
     with pytest.raises(ConfigError, match="conditional puts"):
         running.opened(made.config).open()
+
+
+@pytest.mark.long("two jobs at once")
+def test_two_jobs_at_once_archive_each_record_once(pipeline: NewPipeline, bucket: Bucket) -> None:
+    """Of two commits at one place the bucket takes one; the other job reads the table again."""
+    made = pipeline(
+        _USERS, archive={"path": f"{bucket.url}/archive", "every_seconds": 0, "max_events": 20}
+    )
+    made.start().wait_ready()
+    archived = Archived(made)
+    for step in range(30):
+        low = 100 * step
+        made.database.execute(
+            f"INSERT INTO users SELECT g, 'n' FROM generate_series({low}, {low + 30}) g"
+        )
+    archived.log_reach()
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(job, "archive", made.config_file, "--once") for _ in range(2)]
+        for each in jobs:
+            each.result()
+    assert archived.stored() == archived.logged(archived.position())
+    proof = proving.prove(made.config, running.opened(made.config))
+    assert (proof.findings, proof.events) == ((), proof.seq)
+    assert proof.cuts > 5
 
 
 @pytest.mark.long("an erasure in a bucket")

@@ -332,6 +332,7 @@ def empty(kept: Past, *tables: str) -> None:
         done.result(timeout=120)
 
 
+@pytest.mark.long("a case of the tests next to it")
 def test_topics_that_retention_has_emptied_have_lost_nothing_that_is_archived(kept: Past) -> None:
     """They begin after the archive's end: after the marker of the last transaction."""
     kept.pipeline.start().wait_ready()
