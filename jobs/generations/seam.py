@@ -36,7 +36,8 @@ def lost_after(
     """Return a partition that has lost events after a frontier; None if none has.
 
     `firsts` has the first offset of each partition that begins after the frontier's end. Where
-    frontier records are missing, any of them is returned.
+    frontier records are missing, any of them is returned; dead letters are taken for lost where
+    their topic was written to since.
     """
     if not firsts:
         return None
@@ -58,6 +59,7 @@ def _shortened(
 ) -> Iterator[_Shortened]:
     """Yield the ranges with events that begin before the first offset that is left of them."""
     place, ends, seq = (names.frontier_topic(config.prefix), 0), applied.end_of, applied.seq
+    dead = names.dead_topic(config.prefix)
     there = reader.look_up([place])[place]
     wanted = Range(max(applied.place, there.start), there.end)
     for _, messages in reader.pieces({place: wanted}):
@@ -72,6 +74,8 @@ def _shortened(
             seq = record.seq
             for topic, number, end, events in record.partitions:
                 at, begins = (topic, number), ends.get((topic, number), 0)
-                if events and begins < firsts.get(at, 0):
+                if topic == dead and begins < firsts.get(at, 0):  # its records are not counted
+                    yield _Shortened(at, Range(0, 0), 1)
+                elif events and begins < firsts.get(at, 0):
                     yield _Shortened(at, Range(firsts[at], max(end, firsts[at])), events)
                 ends[at] = end
