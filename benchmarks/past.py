@@ -5,7 +5,8 @@ figure is of a command as a user runs it, from its start to its end, Spark's inc
 
 - `archive`: events per second of `cdc archive run --once` in a local session; `of_one_worker` is
   the time on a standalone Spark cluster of one worker, which has one processor, by that on two of
-  them with one each, and `bytes_of_log` the archive's bytes by those of the topics' segments.
+  them with one each, from the commit of the first cut to that of the last; `bytes_of_log` is the
+  archive's bytes by those of the topics' segments.
 - `compact`: events per second of `cdc archive compact`, the base's size, and the time of a second
   one after an update of a hundredth of the rows.
 - `rebuild`: seconds of `cdc rebuild` of a Delta follower from the base; `of_full_archive` and
@@ -60,6 +61,9 @@ _ARCHIVE_LIMIT: Final = 60_000.0
 _HISTORY_LIMIT_S: Final = 2.0
 _UPDATE: Final = "UPDATE bench SET k = k + 1, payload = reverse(payload) WHERE id % {of} = {part}"
 _PARTS: Final = 100
+# How many cuts a log becomes; smaller ones than this would not be written by executors.
+_CUTS: Final = 10
+_LEAST_CUT: Final = 100_000
 _SECRET: Final = "5ec4e7" * 10  # rows are read again on a signed request
 
 
@@ -111,7 +115,13 @@ class Past:
         config = yaml.safe_load(path.read_text())
         config["followers"] = {"mirror": {"delta": {"path": str(self.folder / lake)}}}
         config["control"] = {"secret": _SECRET}
-        config["archive"] = {"path": str(self.archive), "every_seconds": 0} if archive else {}
+        config["archive"] = {
+            "path": str(self.archive),
+            "every_seconds": 0,
+            "max_events": max(self.events // _CUTS, _LEAST_CUT),
+        }
+        if not archive:
+            config["archive"] = {}
         path.write_text(yaml.safe_dump(config, sort_keys=False))
 
     @contextmanager
@@ -163,14 +173,21 @@ class Past:
         self.configure(archive=archive, lake=lake)
         return self.command("rebuild", "mirror")
 
-    def on_cluster(self, workers: int) -> Ran:
-        """Archive the log on a standalone cluster of so many workers with one core each."""
+    def on_cluster(self, workers: int) -> float:
+        """Archive the log on a standalone cluster of so many workers with one core each.
+
+        Returns the seconds from the commit of the first cut to that of the last.
+        """
         shutil.rmtree(self.archive, ignore_errors=True)
         folder = self.up.place.folder / f"spark-{workers}"
         folder.mkdir()
         with standalone(folder, *[1] * workers, pinned=True) as cluster:
             program = [*cluster.submitting("archive"), "--once"]
-            return self.command("archive", f"on {workers}", program=program)
+            self.command("archive", f"on {workers}", program=program)
+        _, first, *others = sorted((self.archive / "_delta_log").glob("*.json"))
+        between = others[-1].stat().st_mtime - first.stat().st_mtime
+        say(f"between the commits of {1 + len(others)} cuts: {between:.1f} s")
+        return between
 
     def forget(self) -> None:
         """Delete the table's events from the topics."""
@@ -218,6 +235,8 @@ def run(name: str, options: Options) -> dict[str, Any]:
 
 
 def _archive(past: Past, _: Options) -> dict[str, Any]:
+    if past.events < 2 * _LEAST_CUT:
+        raise BenchmarkError("too few events for two cuts", hint=f"--rows {2 * _LEAST_CUT} or more")
     one, two = (past.on_cluster(workers) for workers in (1, 2))
     shutil.rmtree(past.archive)
     ran = past.command("archive", "run", "--once")
@@ -229,7 +248,7 @@ def _archive(past: Past, _: Options) -> dict[str, Any]:
         "details": {
             "events": past.events,
             "log_bytes_per_event": round(past.log_bytes() / past.events, 1),
-            "of_one_worker": round(one.seconds / two.seconds, 2),
+            "of_one_worker": round(one / two, 2),
             "bytes_of_log": round(past.archive_bytes() / past.log_bytes(), 3),
         },
     }
