@@ -27,9 +27,7 @@ from benchmarks.follow_run import FIRST_ID, CatchUp, FollowRun
 from benchmarks.latency import POSTGRES
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
-from cdc.runtime import spark as files
-from cdc.runtime.progress import Progress
-from tests.fixtures.spark_cluster import HOME, Cluster, standalone
+from tests.fixtures.spark_cluster import Cluster, standalone
 
 if TYPE_CHECKING:
     from benchmarks.options import Options
@@ -89,12 +87,7 @@ class LargeRun(FollowRun):
 
     def _submitted(self, cluster: Cluster) -> Program:
         """Return the follower as a cluster's user submits it."""
-        packed = cluster.folder / "lockstep.zip"
-        files.pack(packed)
-        command = [str(HOME / "bin" / "spark-submit"), "--master", cluster.master]
-        command += files.conf_options(quiet=True)
-        command += ["--jars", ",".join(map(str, files.jars(Progress())))]
-        command += ["--py-files", str(packed), str(files.job("follow"))]
+        command = cluster.submitting("follow")
         command += ["--config", str(config_path(self._up.place, self._run))]
         return Program(
             "the follower on a cluster",

@@ -4,10 +4,11 @@ The daemon writes inserts of `--rows` / 10 rows and then nine updates of each in
 figure is of a command as a user runs it, from its start to its end, Spark's included.
 
 - `archive`: events per second of `cdc archive run --once` in a local session; `of_one_worker` is
-  the time on a standalone Spark cluster of one worker with one core by that on two of them, and
-  `bytes_of_log` the archive's bytes by those of the topics' segments.
-- `compact`: events per second of `cdc archive compact`, and the time of a second one after an
-  update of a hundredth of the rows.
+  the time on a standalone Spark cluster of one worker, which has one processor, by that on two of
+  them with one each, from the commit of the first cut to that of the last; `bytes_of_log` is the
+  archive's bytes by those of the topics' segments.
+- `compact`: events per second of `cdc archive compact`, the base's size, and the time of a second
+  one after an update of a hundredth of the rows.
 - `rebuild`: seconds of `cdc rebuild` of a Delta follower from the base; `of_full_archive` and
   `of_snapshot` divide it by that from the archive alone, and from rows that are read again.
 - `history`: seconds of `cdc history` of one key; the median of the runs.
@@ -23,7 +24,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -40,9 +40,7 @@ from benchmarks.latency import POSTGRES
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
-from cdc.runtime import spark as files
-from cdc.runtime.progress import Progress
-from tests.fixtures.spark_cluster import HOME, Cluster, standalone
+from tests.fixtures.spark_cluster import standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,9 +56,14 @@ _EVENTS: Final = 10_000_000
 _OF_A_KEY: Final = 10
 _SECONDS: Final = 7_200.0
 _LOOK_SECONDS: Final = 0.2
+_SAY_SECONDS: Final = 30.0
+_ARCHIVE_LIMIT: Final = 60_000.0
 _HISTORY_LIMIT_S: Final = 2.0
 _UPDATE: Final = "UPDATE bench SET k = k + 1, payload = reverse(payload) WHERE id % {of} = {part}"
 _PARTS: Final = 100
+# How many cuts a log becomes; smaller ones than this would not be written by executors.
+_CUTS: Final = 10
+_LEAST_CUT: Final = 100_000
 _SECRET: Final = "5ec4e7" * 10  # rows are read again on a signed request
 
 
@@ -92,8 +95,10 @@ class Past:
         with self.running():
             say(f"filling the log with {self.events:,} events of {self.keys:,} keys")
             fill(self._connection, self.keys)
-            for _ in range(_OF_A_KEY - 1):
+            progress = Every(_SAY_SECONDS)
+            for number in range(1, _OF_A_KEY):
                 for part in range(_PARTS):
+                    progress.say(f"update {number} of {_OF_A_KEY - 1}, {part} %")
                     self._connection.execute(_UPDATE.format(of=_PARTS, part=part).encode())
             self.until_in_log(self.events)
 
@@ -104,13 +109,19 @@ class Past:
         self.until_in_log(self.events)
         return self.keys // _PARTS
 
-    def configure(self, *, archive: bool) -> None:
-        """Write the configuration with or without the archive."""
+    def configure(self, *, archive: bool, lake: str = "lake") -> None:
+        """Write the configuration with or without the archive, and the follower's folder."""
         path = config_path(self.up.place, _RUN)
         config = yaml.safe_load(path.read_text())
-        config["followers"] = {"mirror": {"delta": {"path": str(self.folder / "lake")}}}
+        config["followers"] = {"mirror": {"delta": {"path": str(self.folder / lake)}}}
         config["control"] = {"secret": _SECRET}
-        config["archive"] = {"path": str(self.archive), "every_seconds": 0} if archive else {}
+        config["archive"] = {
+            "path": str(self.archive),
+            "every_seconds": 0,
+            "max_events": max(self.events // _CUTS, _LEAST_CUT),
+        }
+        if not archive:
+            config["archive"] = {}
         path.write_text(yaml.safe_dump(config, sort_keys=False))
 
     @contextmanager
@@ -121,7 +132,7 @@ class Past:
 
     def until_in_log(self, events: int) -> None:
         """Wait until the frontiers count so many events."""
-        deadline, progress = time.monotonic() + _SECONDS, Every(10.0)
+        deadline, progress = time.monotonic() + _SECONDS, Every(_SAY_SECONDS)
         while self._seq() < events:
             progress.say("waiting until the daemon has written them to the log")
             if time.monotonic() > deadline:
@@ -147,23 +158,36 @@ class Past:
                 "PYSPARK_PYTHON": sys.executable,
             },
         ) as ran:
-            family = Family(ran.pid)
+            family, progress = Family(ran.pid), Every(_SAY_SECONDS)
             while ran.running() and time.monotonic() < began + _SECONDS:
                 family.look()
+                progress.say(f"{' '.join(given)}: {time.monotonic() - began:.0f} s so far")
                 time.sleep(_LOOK_SECONDS)
             seconds = time.monotonic() - began
             ran.wait(1.0)
         say(f"{' '.join(given)}: {seconds:.1f} s")
         return Ran(seconds, family.cpu_seconds, max(family.peaks_mb.values(), default=0.0))
 
-    def on_cluster(self, workers: int) -> Ran:
-        """Archive the log on a standalone cluster of so many workers with one core."""
+    def rebuilt(self, lake: str, *, archive: bool = True) -> Ran:
+        """Fill a lake of its own: a rebuild compares with the rows of the generation before."""
+        self.configure(archive=archive, lake=lake)
+        return self.command("rebuild", "mirror")
+
+    def on_cluster(self, workers: int) -> float:
+        """Archive the log on a standalone cluster of so many workers with one core each.
+
+        Returns the seconds from the commit of the first cut to that of the last.
+        """
         shutil.rmtree(self.archive, ignore_errors=True)
         folder = self.up.place.folder / f"spark-{workers}"
         folder.mkdir()
-        with standalone(folder, *[1] * workers) as cluster:
-            program = _submitted(cluster, "archive")
-            return self.command("archive", f"on {workers}", program=[*program, "--once"])
+        with standalone(folder, *[1] * workers, pinned=True) as cluster:
+            program = [*cluster.submitting("archive"), "--once"]
+            self.command("archive", f"on {workers}", program=program)
+        _, first, *others = sorted((self.archive / "_delta_log").glob("*.json"))
+        between = others[-1].stat().st_mtime - first.stat().st_mtime
+        say(f"between the commits of {1 + len(others)} cuts: {between:.1f} s")
+        return between
 
     def forget(self) -> None:
         """Delete the table's events from the topics."""
@@ -178,18 +202,9 @@ class Past:
         found = self.up.place.folder.rglob(f"{_RUN}.*/*.log")
         return sum(each.stat().st_size for each in found)
 
-    def archive_bytes(self) -> int:
-        """Return the size of the archive's files."""
-        return sum(each.stat().st_size for each in Path(self.archive).glob("part-*"))
-
-
-def _submitted(cluster: Cluster, job: str) -> list[str]:
-    packed = cluster.folder / "lockstep.zip"
-    files.pack(packed)
-    command = [str(HOME / "bin" / "spark-submit"), "--master", cluster.master]
-    command += files.conf_options(quiet=True)
-    command += ["--jars", ",".join(map(str, files.jars(Progress())))]
-    return [*command, "--py-files", str(packed), str(files.job(job))]
+    def archive_bytes(self, folder: str = "") -> int:
+        """Return the size of the archive's files, or of those in its folder of bases."""
+        return sum(each.stat().st_size for each in (self.archive / folder).glob("part-*"))
 
 
 def run(name: str, options: Options) -> dict[str, Any]:
@@ -220,17 +235,20 @@ def run(name: str, options: Options) -> dict[str, Any]:
 
 
 def _archive(past: Past, _: Options) -> dict[str, Any]:
+    if past.events < 2 * _LEAST_CUT:
+        raise BenchmarkError("too few events for two cuts", hint=f"--rows {2 * _LEAST_CUT} or more")
     one, two = (past.on_cluster(workers) for workers in (1, 2))
     shutil.rmtree(past.archive)
     ran = past.command("archive", "run", "--once")
     return {
         "unit": "events/s",
         "value": past.events / ran.seconds,
+        "limit": _ARCHIVE_LIMIT,
         "ran": ran,
         "details": {
             "events": past.events,
             "log_bytes_per_event": round(past.log_bytes() / past.events, 1),
-            "of_one_worker": round(one.seconds / two.seconds, 2),
+            "of_one_worker": round(one / two, 2),
             "bytes_of_log": round(past.archive_bytes() / past.log_bytes(), 3),
         },
     }
@@ -239,6 +257,7 @@ def _archive(past: Past, _: Options) -> dict[str, Any]:
 def _compact(past: Past, _: Options) -> dict[str, Any]:
     past.command("archive", "run", "--once")
     ran, events = past.command("archive", "compact"), past.events
+    base_bytes = past.archive_bytes("_bases")
     with past.running():
         updated = past.update()
     past.command("archive", "run", "--once")
@@ -250,6 +269,7 @@ def _compact(past: Past, _: Options) -> dict[str, Any]:
         "details": {
             "events": events,
             "keys": past.keys,
+            "base_bytes": base_bytes,
             "seconds": round(ran.seconds, 1),
             "incremental_events": updated,
             "incremental_s": round(again.seconds, 1),
@@ -260,13 +280,12 @@ def _compact(past: Past, _: Options) -> dict[str, Any]:
 def _rebuild(past: Past, _: Options) -> dict[str, Any]:
     past.command("archive", "run", "--once")
     past.forget()
-    full = past.command("rebuild", "mirror")
+    full = past.rebuilt("full")
     past.command("archive", "compact")
-    ran = past.command("rebuild", "mirror")
-    past.configure(archive=False)
+    ran = past.rebuilt("base")
     with past.running():
         past.update()  # once that is in the log the daemon streams
-        snapshot = past.command("rebuild", "mirror")
+        snapshot = past.rebuilt("snapshot", archive=False)
     return {
         "unit": "s",
         "value": ran.seconds,
@@ -278,6 +297,9 @@ def _rebuild(past: Past, _: Options) -> dict[str, Any]:
             "of_snapshot": round(ran.seconds / snapshot.seconds, 2),
             "full_archive_s": round(full.seconds, 1),
             "snapshot_s": round(snapshot.seconds, 1),
+            "cpu_s": round(ran.cpu_s, 1),
+            "full_archive_cpu_s": round(full.cpu_s, 1),
+            "snapshot_cpu_s": round(snapshot.cpu_s, 1),
         },
     }
 

@@ -15,7 +15,8 @@ class Archive(Section, frozen=True, kw_only=True):
     path: Annotated[
         Address | None,
         Meta(
-            description="Where the table is, as Spark names it. There is no archive without it.",
+            description="Where the table is: a folder, or a place in a bucket. There is no archive "
+            "without it.",
             examples=["s3a://lake/shop-archive"],
         ),
     ] = None
@@ -23,8 +24,8 @@ class Archive(Section, frozen=True, kw_only=True):
         dict[str, str],
         OptionMap(STORAGE),
         Meta(
-            description="Options of the object store, as delta-rs names them; credentials are also "
-            "taken from the environment.",
+            description="Options of the bucket, as delta-rs names them. A login belongs in the "
+            "environment, where it is found, too.",
             examples=[{"AWS_REGION": "eu-central-1"}],
         ),
     ] = {}

@@ -29,28 +29,31 @@ class Tree:
 
     def __init__(self, leaves: Iterable[bytes] = ()) -> None:
         self.count = 0
-        self._nodes: list[bytes] = []  # roots of complete trees, the highest first
-        for leaf in leaves:
-            self.add(leaf)
+        # By height, the root of a complete tree that has no right neighbour yet.
+        self._roots: list[bytes | None] = []
+        self.extend(leaves)
 
-    def add(self, leaf: bytes) -> None:
-        """Add the next leaf."""
-        self.count += 1
-        nodes, count = self._nodes, self.count
-        nodes.append(leaf)
-        while not count & 1:
-            right = nodes.pop()
-            nodes[-1] = sha256(_NODE + nodes[-1] + right).digest()
-            count >>= 1
+    def extend(self, leaves: Iterable[bytes]) -> None:
+        """Add the next leaves; many at once cost less, because they are paired height by height."""
+        nodes, height = list(leaves), 0
+        self.count += len(nodes)
+        while nodes:
+            if height == len(self._roots):
+                self._roots.append(None)
+            if (left := self._roots[height]) is not None:
+                nodes.insert(0, left)
+            self._roots[height] = nodes.pop() if len(nodes) % 2 else None
+            pairs = zip(nodes[::2], nodes[1::2], strict=True)
+            nodes = [sha256(_NODE + left + right).digest() for left, right in pairs]
+            height += 1
 
     def root(self) -> bytes:
         """Return the root over all leaves so far; of none it is the digest of nothing."""
-        if not self._nodes:
-            return sha256().digest()
-        root = self._nodes[-1]
-        for node in reversed(self._nodes[:-1]):
-            root = sha256(_NODE + node + root).digest()
-        return root
+        found: bytes | None = None
+        for left in self._roots:  # the lowest is the last part of the leaves
+            if left is not None:
+                found = left if found is None else sha256(_NODE + left + found).digest()
+        return sha256().digest() if found is None else found
 
 
 def leaf(salt: bytes, offset: int, key: bytes | None, value: bytes | None) -> bytes:

@@ -216,9 +216,11 @@ class _Proving:
                 ["offset", "key", "value", "salt", "leaf"]
             ).to_pydict()
             self._erased_events += rows.filter(_IS_ERASED_EVENT).num_rows
-            for offset, key, value, salt, leaf in zip(*columns.values(), strict=True):
-                erased += leaf is not None
-                tree.add(leaf if leaf is not None else merkle.leaf(salt, offset, key, value))
+            tree.extend(
+                leaf if leaf is not None else merkle.leaf(salt, offset, key, value)
+                for offset, key, value, salt, leaf in zip(*columns.values(), strict=True)
+            )
+            erased += len(rows) - rows["leaf"].null_count
             if not erased:
                 check.add(columns["offset"], columns["key"], columns["value"])
             if span.events:

@@ -8,8 +8,9 @@ letter the seq of its event.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +22,6 @@ from lockstep.jobs.cuts.reduce import lsn_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# What a batch from a task holds at most.
 _SALT: Final = merkle.SALT_BYTES
 
 
@@ -46,15 +46,12 @@ class _LetterKey(msgspec.Struct, gc=False):
     id: str
 
 
-class About(NamedTuple):
-    """What a row states of its record."""
+# What a row states of its record: seq, commit LSN, time and operation.
+About = tuple[int | None, int | None, int | None, str | None]
+_NOTHING: Final[About] = (None, None, None, None)
 
-    seq: int | None = None
-    commit_lsn: int | None = None
-    committed_at_us: int | None = None
-    op: str | None = None
-
-
+# A transaction's events have the same.
+_lsn_of: Final = lru_cache(maxsize=1_024)(lsn_of)
 _event: Final = msgspec.json.Decoder(_Event).decode
 _frontier: Final = msgspec.json.Decoder(_Frontier).decode
 _letter: Final = msgspec.json.Decoder(_LetterKey).decode
@@ -67,7 +64,7 @@ class Rows:
         self._cut, self._topic, self._partition = cut, topic, partition
         self.tree = merkle.Tree()
         self.events = 0
-        self._last = About()
+        self._last = _NOTHING
         own = {
             names.frontier_topic(prefix): self._of_frontier,
             names.dead_topic(prefix): self._of_letter,
@@ -83,51 +80,52 @@ class Rows:
         values: Sequence[bytes | None],
     ) -> pa.RecordBatch:
         """Return the rows of the next records."""
-        random = os.urandom(_SALT * len(offsets))
-        salts = [random[at : at + _SALT] for at in range(0, len(random), _SALT)]
-        for salt, offset, key, value in zip(salts, offsets, keys, values, strict=True):
-            self.tree.add(merkle.leaf(salt, offset, key, value))
-        about = [self._about(key, value) for key, value in zip(keys, values, strict=True)]
-        if self._counts:
-            self.events += sum(value is not None for value in values)
         many = len(offsets)
+        if not many:
+            return pa.RecordBatch.from_pylist([], schema=layout.SCHEMA)
+        random = os.urandom(_SALT * many)
+        salts = [random[at : at + _SALT] for at in range(0, len(random), _SALT)]
+        self.tree.extend(map(merkle.leaf, salts, offsets, keys, values))
+        seqs, lsns, times, ops = zip(*map(self._about, keys, values), strict=True)
+        if self._counts:
+            self.events += many - values.count(None)
         columns = {
-            "cut": [self._cut] * many,
-            "topic": [self._topic] * many,
+            "cut": pa.repeat(self._cut, many),
+            "topic": pa.repeat(self._topic, many),
             "partition": [self._partition] * many,
             "offset": offsets,
-            "seq": [each.seq for each in about],
-            "commit_lsn": [each.commit_lsn for each in about],
-            "committed_at": [each.committed_at_us for each in about],
-            "op": [each.op for each in about],
+            "seq": seqs,
+            "commit_lsn": lsns,
+            "committed_at": times,
+            "op": ops,
             "key_hash": [None if key is None else key_hash(key) for key in keys],
             "key": keys,
             "value": values,
             "salt": salts,
-            "leaf": [None] * many,
+            "leaf": pa.nulls(many, pa.binary()),
         }
         return pa.RecordBatch.from_pydict(columns, schema=layout.SCHEMA)
 
     def _of_event(self, _: bytes | None, value: bytes | None) -> About:
         if value is None:  # a tombstone directly follows its delete
-            return self._last._replace(op=None)
+            return (*self._last[:3], None)
         event = _event(value)
         source = event.source
-        self._last = About(source.seq, lsn_of(source.commit_lsn), source.ts_us, event.op)
+        self._last = source.seq, _lsn_of(source.commit_lsn), source.ts_us, event.op
         return self._last
 
     @staticmethod
     def _of_frontier(_: bytes | None, value: bytes | None) -> About:
         frontier = _frontier(value or b"")
-        return About(frontier.seq, lsn_of(frontier.lsn), frontier.committed_at_us)
+        return frontier.seq, lsn_of(frontier.lsn), frontier.committed_at_us, None
 
     @staticmethod
     def _of_letter(key: bytes | None, _: bytes | None) -> About:
-        return About(int(_letter(key or b"").id.rpartition("-")[2]))
+        return int(_letter(key or b"").id.rpartition("-")[2]), None, None, None
 
     @staticmethod
     def _of_nothing(_key: bytes | None, _value: bytes | None) -> About:
-        return About()
+        return _NOTHING
 
 
 def key_hash(key: bytes) -> int:

@@ -24,6 +24,7 @@ from lockstep.jobs.archiving import layout
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
 from lockstep.sinks.delta import lake, log
 from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.lake import ConflictError
 from lockstep.sinks.delta.layout import facts, metadata, struct
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class ChainedTable:
         return self._table is not None
 
     def create(self) -> None:
-        """Load the table, create a missing one."""
+        """Load the table, create a missing one; it can then be written.
+
+        Raises ConfigError if its storage would let two writers replace each other's commits.
+        """
         if not self.find():
             lake.made(
                 self.path,
@@ -78,6 +82,20 @@ class ChainedTable:
                 about=f"lockstep {self.about}",
             )
             self.find()
+        self._expect_conditional_puts()
+
+    def _expect_conditional_puts(self) -> None:
+        """Try to write the newest commit again, with the bytes that it has."""
+        newest = f"{_LOG}/{self.table.version():020d}.json"
+        try:
+            self.files.put_new(newest, self.read(newest))
+        except ConflictError:
+            return
+        raise ConfigError(
+            f"the storage of {self.path} has no conditional puts: it replaced a file that exists",
+            hint="use one that honours `If-None-Match: *`, as S3 does: without it two copies of"
+            " the archive would replace each other's commits",
+        )
 
     def stated(self) -> dict[str, Any]:
         """Return the facts in the newest commit of ours."""

@@ -31,7 +31,7 @@ SMALL_BYTES: Final = 32 << 20
 _JOINED_BYTES: Final = 64 << 20
 FEWEST: Final = 8  # small files that are worth joining
 # So that a reader that has just opened an old version can read it.
-_MORE_HOURS: Final = 1
+MORE_HOURS: Final = 1
 
 
 class Upkeep:
@@ -72,7 +72,7 @@ class Upkeep:
         if not self._settings.vacuum_hours:
             return 0
         archive = self._archive
-        oldest = datetime.now(UTC) - timedelta(hours=self._settings.vacuum_hours + _MORE_HOURS)
+        oldest = datetime.now(UTC) - timedelta(hours=self._settings.vacuum_hours + MORE_HOURS)
         needed = archive.added().keys() | archive.removed_since(oldest)
         deleted = archive.delete_unnamed(needed, oldest)
         with lake.translated(archive.path):

@@ -17,6 +17,7 @@ from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.restoring import Restoring
 from lockstep.jobs.cuts.frontiers import Frontiers
+from lockstep.jobs.generations.seam import lost_after
 from lockstep.sinks.contract import discard
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ class FromArchive:
 
     def _begins_late(self, start: Start) -> Partition | None:
         """Return a partition that has lost events which the archive does not have either."""
-        ends = start.state.frontier.applied.end_of
-        counts = {topic: len(its) for topic, its in start.state.frontier.applied.ends.items()}
+        applied = start.state.frontier.applied
+        counts = {topic: len(its) for topic, its in applied.ends.items()}
         firsts = shortened(self._config, {t: n for t, n in counts.items() if t in start.topics})
-        frontier = names.frontier_topic(self._config.prefix), 0
-        late = (at for at, first in firsts.items() if at != frontier and first > ends.get(at, 0))
-        return next(late, None)
+        frontier, ends = (names.frontier_topic(self._config.prefix), 0), applied.end_of
+        late = {at: n for at, n in firsts.items() if at != frontier and n > ends.get(at, 0)}
+        return lost_after(self._config, applied, late)
 
     def fill(
         self,

@@ -15,6 +15,7 @@ https://github.com/RoaringBitmap/RoaringFormatSpec
 from __future__ import annotations
 
 import json
+import re
 import struct
 import time
 import zlib
@@ -31,10 +32,7 @@ import pyarrow.compute as pc
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
-from cdc.errors import (
-    UnavailableError,
-    gist,
-)
+from cdc.errors import ConfigError, UnavailableError, gist
 from lockstep.sinks.delta import features, layout
 from lockstep.sinks.delta.lake import ConflictError
 
@@ -59,6 +57,17 @@ _FILE_VERSION: Final = b"\x01"
 # How many bytes of an upload are held in memory.
 PART_BYTES: Final = 8 << 20
 _PARTS: Final = 2
+# Options of the HTTP client, which delta-rs takes with any store's prefix, or without one.
+_CLIENT: Final = frozenset({
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type",
+    "http1_only", "http2_keep_alive_interval", "http2_keep_alive_timeout",
+    "http2_keep_alive_while_idle", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host",
+    "proxy_ca_certificate", "proxy_excludes", "proxy_url", "randomize_addresses", "read_timeout",
+    "root_certificate", "timeout", "user_agent",
+})  # fmt: skip
+_PREFIX: Final = re.compile("^(?:aws|azure|google)_")
+# delta-rs' consent to commits that could replace each other, which ours never do.
+_UNSAFE: Final = "s3_allow_unsafe_rename"
 # The feature that readers of a table with deletion vectors must support.
 VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
@@ -119,8 +128,8 @@ class Files:
             raise _unavailable(name, error) from error
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of the files in a folder, without it."""
-        place = self.prefix + folder
+        """Return the names of the files in a folder, "" for the table's own, without it."""
+        place = (self.prefix + folder).rstrip("/")
         with _translated(folder):
             found = [each["path"] for part in obstore.list(self.store, place) for each in part]
         return sorted(path.removeprefix(f"{place}/") for path in found)
@@ -143,8 +152,27 @@ class Files:
 
 @lru_cache(maxsize=8)
 def _client(uri: str, storage: frozenset[tuple[str, str]]) -> ObjectStore:
-    """Return the client of an object store, one for all tables of a lake: it keeps connections."""
-    return from_url(uri, config=dict(storage))  # type: ignore[call-overload,no-any-return]
+    """Return the client of an object store, one for all tables of a lake: it keeps connections.
+
+    `storage` has delta-rs' options; what it does not name is taken from the environment. Raises
+    ConfigError for a store or an option that does not exist.
+    """
+    options, client = {}, {}
+    for name, value in storage:
+        plain = _PREFIX.sub("", name.lower())
+        if plain in _CLIENT:
+            client[plain] = value
+        elif plain != _UNSAFE:
+            options[name.lower()] = value
+    try:
+        return from_url(uri, config=options, client_options=client or None)  # type: ignore[call-overload,no-any-return]
+    except (BaseError, ValueError) as error:
+        given = f" with the options {', '.join(sorted(options))}" if options else ""
+        raise ConfigError(
+            f"{uri} can't be opened{given}: {gist(error)}",
+            hint="give a folder, or the URL of a bucket (s3a://…, gs://…, abfss://…) and delta-rs'"
+            " options of it in `storage`",
+        ) from error
 
 
 class _Upload:

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import patch
+
+import pytest
 
 from cdc import failpoints
 from cdc.runtime import spark as files
@@ -19,13 +20,14 @@ from tests.fixtures.daemon import NewPipeline
 _JOB_SECONDS = 400
 
 
+@pytest.mark.long("in a bucket, too", sample=["folder"])
 def test_a_job_killed_at_any_step_archives_every_record_once(
-    pipeline: NewPipeline, tmp_path: Path
+    pipeline: NewPipeline, archive_path: str
 ) -> None:
     """Also a second job that starts where a first one has just committed."""
     made = pipeline(
         "CREATE TABLE users (id int PRIMARY KEY, name text)",
-        archive={"path": str(tmp_path / "archive"), "every_seconds": 0, "optimize_minutes": 1e-6},
+        archive={"path": archive_path, "every_seconds": 0, "optimize_minutes": 1e-6},
     )
     made.start().wait_ready()
     archived = Archived(made)

@@ -326,15 +326,37 @@ def test_a_rebuild_killed_while_it_reads_the_archive_is_completed_by_the_next(
     assert kept.in_redis() == kept.source()
 
 
-def test_an_archive_that_ends_before_the_topics_begin_is_not_used(kept: Past) -> None:
-    """Its job was stopped, and events between the two are nowhere: all rows are read again."""
-    topic = names.data_topic(kept.config.prefix, "public", "users")
-    parts = [(topic, number) for number in range(kept.config.log.partitions)]
+def empty(kept: Past, *topics: str) -> None:
+    """Delete all that topics have, with the transaction markers at their ends."""
+    prefix, many = kept.config.prefix, kept.config.log.partitions
+    parts = [
+        (f"{prefix}.{topic}", n) for topic in topics for n in range(1 if "cdc" in topic else many)
+    ]
     admin = AdminClient({"bootstrap.servers": kept.pipeline.bootstrap})
     ends = reader.end_offsets(kept.config, parts)
     lost = [TopicPartition(*place, end) for place, end in ends.items()]
     for done in admin.delete_records(lost).values():
         done.result(timeout=120)
+
+
+@pytest.mark.long("a case of the tests next to it")
+def test_topics_that_retention_has_emptied_have_lost_nothing_that_is_archived(kept: Past) -> None:
+    """They begin after the archive's end: after the marker of the last transaction."""
+    kept.pipeline.start().wait_ready()
+    kept.archived.reach()
+    kept.pipeline.daemon.term()
+    empty(kept, "public.users", "public.quiet", "cdc.dead")
+    assert cdc(["topics", "acknowledge", "--yes", "-c", str(kept.pipeline.config_file)]) == 0
+    kept.rebuild("cache").run()
+    assert kept.in_redis() == kept.source()
+    assert any("filled from base 1" in each for each in kept.reported), kept.reported
+
+
+@pytest.mark.long("of events for every commit", sample=["public.users"])
+@pytest.mark.parametrize("topic", ["public.users", "cdc.dead"])
+def test_an_archive_that_ends_before_the_topics_begin_is_not_used(kept: Past, topic: str) -> None:
+    """Its job was stopped, and events between the two are nowhere: all rows are read again."""
+    empty(kept, topic)
     assert cdc(["topics", "acknowledge", "--yes", "-c", str(kept.pipeline.config_file)]) == 0
     kept.pipeline.start().wait_ready()
     for name, read in (("copy", kept.in_sqlite), ("cache", kept.in_redis)):

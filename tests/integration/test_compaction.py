@@ -111,10 +111,11 @@ def test_each_base_is_the_source_at_its_frontier(pipeline: NewPipeline, tmp_path
     assert [each.rows for each in record.tables if each.topic.endswith("users")] in ([], [0])
 
 
+@pytest.mark.long("in a bucket, too", sample=["folder"])
 def test_a_compaction_killed_at_any_step_makes_the_base_at_the_next_start(
-    pipeline: NewPipeline, tmp_path: Path
+    pipeline: NewPipeline, archive_path: str
 ) -> None:
-    made = pipeline(*TABLES, archive={"path": str(tmp_path / "archive"), "every_seconds": 0})
+    made = pipeline(*TABLES, archive={"path": archive_path, "every_seconds": 0})
     made.start().wait_ready()
     archived = Archived(made)
     for number, failpoint in enumerate(failpoints.COMPACT_NAMES):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from obstore.store import S3Store
 
-from cdc.errors import StoreLostError
+from cdc.errors import ConfigError, StoreLostError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, row
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Changes
@@ -168,6 +169,8 @@ def test_the_tables_of_a_lake_share_a_client() -> None:
     one, other = (Files(f"memory:///lake/{name}", {}) for name in ("public.one", "public.two"))
     assert one.store is other.store
     one.put("data", b"one")
+    one.put("_delta_log/0", b"{}")
+    assert (one.names(""), one.names("_delta_log")) == (["_delta_log/0", "data"], ["0"])
     other.put_new("data", b"another")
     assert [each.size("data") for each in (one, other)] == [3, 7]
     assert one.tag("data") != other.tag("data")
@@ -175,3 +178,23 @@ def test_the_tables_of_a_lake_share_a_client() -> None:
     inside, itself = (Files(f"s3://bucket{path}", {"region": "x"}) for path in ("/one", ""))
     assert inside.store is itself.store
     assert (inside.prefix, itself.prefix) == ("one/", "")
+
+
+def test_a_lakes_options_are_those_of_delta_rs() -> None:
+    """Its options of the HTTP client too, in any case; others are refused by their names."""
+    options = {
+        "AWS_REGION": "x",
+        "AWS_ALLOW_HTTP": "true",
+        "connect_timeout": "1s",
+        "AWS_S3_ALLOW_UNSAFE_RENAME": "true",
+    }
+    store = Files("s3a://bucket/one", options).store
+    assert isinstance(store, S3Store)
+    assert (store.config["region"], store.client_options) == (
+        "x",
+        {"allow_http": "true", "connect_timeout": "1s"},
+    )
+    with pytest.raises(ConfigError, match="options aws_s3_locking_provider"):
+        Files("s3a://bucket/one", {"AWS_S3_LOCKING_PROVIDER": "dynamodb"})
+    with pytest.raises(ConfigError, match="hdfs://host"):
+        Files("hdfs://host/one", {})

@@ -22,9 +22,14 @@ def of_rfc(nodes: list[bytes]) -> bytes:
     return sha256(b"\1" + of_rfc(nodes[:at]) + of_rfc(nodes[at:])).digest()
 
 
-@given(leaves)
-def test_the_root_is_the_one_that_the_rfc_defines(nodes: list[bytes]) -> None:
-    assert merkle.Tree(nodes).root() == of_rfc(nodes)
+@given(st.lists(leaves, min_size=1, max_size=4))
+def test_the_root_is_the_one_that_the_rfc_defines(steps: list[list[bytes]]) -> None:
+    tree = merkle.Tree()
+    for nodes in steps:
+        tree.extend(nodes)
+    nodes = [node for step in steps for node in step]
+    assert (tree.root(), tree.count) == (of_rfc(nodes), len(nodes))
+    assert merkle.Tree(nodes).root() == tree.root()
 
 
 @given(leaves, leaves)
