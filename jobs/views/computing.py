@@ -233,12 +233,14 @@ class Computation:
             self._answers.keep(self._view, self._cut, None)
             yield from self._compared(affected.test)
             return
-        gone = {key for key, row in was.items() if key not in now and affected.has(row, self._view)}
-        made = [self._change(key, None) for key in gone]
+        missing = {
+            key for key, row in was.items() if key not in now and affected.has(row, self._view)
+        }
+        made = [self._change(key, None) for key in missing]
         for key, row in now.items():
             if key not in was or was[key].data != row.data:
                 made.append(self._change(key, row.data))
-        kept = {key: row for key, row in was.items() if key not in gone}
+        kept = {key: row for key, row in was.items() if key not in missing}
         self._answers.keep(self._view, self._cut, kept | now)
         for start in range(0, len(made), _AT_ONCE):
             yield Changes((self._view.version,), made[start : start + _AT_ONCE])

@@ -224,12 +224,12 @@ class TableStates:
         rows = self._spark.read.schema(", ".join(fields)).parquet(*found.uris)
         if not found.deleted.num_rows:
             return rows
-        gone = self._spark.createDataFrame(found.deleted, "file string, row bigint").alias("d")
+        deleted = self._spark.createDataFrame(found.deleted, "file string, row bigint").alias("d")
         places = [f"{_METADATA}.file_name AS `#file`", f"{_METADATA}.row_index AS `#row`"]
         from pyspark.sql.functions import expr  # noqa: PLC0415 - pyspark takes a second to import
 
         same = expr("f.`#file` = d.file AND f.`#row` = d.row")
-        kept = rows.selectExpr("*", *places).alias("f").join(gone, same, "left_anti")
+        kept = rows.selectExpr("*", *places).alias("f").join(deleted, same, "left_anti")
         return kept.drop("#file", "#row")
 
     def _difference(self) -> tuple[DataFrame, DataFrame]:

@@ -49,8 +49,8 @@ def plain_files(table: DeltaTable) -> PlainFiles | None:
     if not all(_PLAIN.fullmatch(each) and Path(each).is_file() for each in paths):
         return None
     deleted = [pa.table({"file": pa.array([], pa.string()), "row": pa.array([], pa.int64())})]
-    for path, gone in positions.deleted_rows(table, names):
-        rows = pc.indices_nonzero(gone).cast(pa.int64())
+    for path, flags in positions.deleted_rows(table, names):
+        rows = pc.indices_nonzero(flags).cast(pa.int64())
         deleted.append(pa.table({"file": pa.repeat(path, len(rows)), "row": rows}))
     found = pa.concat_tables(deleted)
     if found.num_rows > _MOST_DELETED:

@@ -278,9 +278,11 @@ def test_the_verdict_names_what_keeps_a_webhook_from_delivering(
         for done in client.delete_records(asked).values():
             done.result(timeout=120)
         # The daemon, too, halts when it finds out, and is a cause of its own.
-        told = "retention has deleted"
-        wait_until(lambda: told in str(read_status(line.config).verdict.causes), told, 90)
-        wait_until(lambda: told in str(shown.verdict().get("causes")), "the console differs", 90)
+        reported = "retention has deleted"
+        wait_until(lambda: reported in str(read_status(line.config).verdict.causes), reported, 90)
+        wait_until(
+            lambda: reported in str(shown.verdict().get("causes")), "the console differs", 90
+        )
         monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
         found = CliRunner().invoke(doctor, ["--json"], standalone_mode=False)
         checked = [each for each in json.loads(found.stdout)["findings"] if "hook" in each["what"]]
