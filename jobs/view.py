@@ -49,6 +49,8 @@ def check(config: Config, names: tuple[str, ...], *, as_json: bool) -> Exit:
     for each in () if as_json else found:
         what = f"{each['view']}: {each['refused'] or 'ok'}"
         echo(what + (f"\n  what to do: {each['hint']}" if each["hint"] else ""))
+        for table, columns in each["unclustered"].items():
+            echo(f"  reads {table} by {', '.join(columns)}: cluster its mirror by them")
     return Exit.CONFIG if any(each["refused"] for each in found) else Exit.OK
 
 
@@ -64,9 +66,29 @@ def _checked(config: Config, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             if found.code is not None:
                 code.loaded(name, found.code.task.source)
         except ConfigError as error:
-            yield {"view": name, "refused": error.what, "hint": error.hint}
+            yield {"view": name, "refused": error.what, "hint": error.hint, "unclustered": {}}
         else:
-            yield {"view": name, "refused": None, "hint": ""}
+            unclustered = _unclustered(config, found)
+            yield {"view": name, "refused": None, "hint": "", "unclustered": unclustered}
+
+
+def _unclustered(config: Config, view: ViewPlan) -> dict[str, list[str]]:
+    """Return by which columns a view reads tables, of those that a mirror does not cluster."""
+    from lockstep.jobs.views.paths import read_by  # noqa: PLC0415 - not for --help
+
+    of_views = [each for each in config.followers.values() if view.name in each.views]
+    mirrors = (config.followers[each.mirror].delta for each in of_views if each.mirror)
+    clustered = [each.cluster for each in mirrors if each is not None]
+    found = {
+        table: [
+            column
+            for column in columns
+            if column not in view.keys[table]
+            and any(column not in each.get(table, ()) for each in clustered)
+        ]
+        for table, columns in read_by(view.routes).items()
+    }
+    return {table: columns for table, columns in found.items() if columns}
 
 
 def _plans(config: Config, names: Sequence[str]) -> list[ViewPlan]:

@@ -47,6 +47,8 @@ _SMALL: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.adaptive.enabled": "false",
+    # 100 by default: a follower of some views would compile each of its queries again in every cut.
+    "spark.sql.codegen.cache.maxEntries": "2000",
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA: Final = f"-XX:+UseSerialGC {NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"

@@ -18,7 +18,7 @@ from sqlglot import exp
 from lockstep.jobs.views.types import COMPARED, FLOATS, INEXACT, INTEGERS, Type, of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from lockstep.jobs.views.lineage import Probe
     from lockstep.sinks.contract import Version
@@ -76,6 +76,20 @@ def route(probe: Probe, versions: Mapping[str, Version], columns: Mapping[str, T
         if hops is not None:
             found.append(Path(name, hops, column.name))
     return Route(probe.table, tuple(found))
+
+
+def read_by(routes: Iterable[Route]) -> dict[str, tuple[str, ...]]:
+    """Return the columns by which rows of each table are looked up, forward or backward."""
+    found: dict[str, set[str]] = {}
+    for each in routes:
+        for path in each.paths:
+            table = each.table
+            for hop in path.hops:
+                found.setdefault(table, set()).add(hop.column)
+                found.setdefault(hop.table, set()).add(hop.other)
+                table = hop.table
+            found.setdefault(table, set()).add(path.end)
+    return {table: tuple(sorted(columns)) for table, columns in sorted(found.items())}
 
 
 def _pair(node: exp.Expr) -> tuple[exp.Column, exp.Column] | None:

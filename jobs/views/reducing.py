@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from lockstep.jobs.views.states import SMALL_ROWS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 # Rows of a table, or values of an anchor, that are kept in this process.
 MOST_ROWS: Final = 250_000
+# Where more of a large table's rows than this share are needed, Spark reads them as fast.
+_MOST_SHARE: Final = 0.2
 # A table with more rows than these is read by executors.
 _MOST_SCANNED: Final = 50_000_000
 
@@ -104,20 +108,24 @@ class _Reading:
             if test is None:
                 return None
             tests.append(test)
-        return self._among(table, tests)
+        return self._share(table, tests)
 
     def _back(self, path: Path, anchors: Mapping[str, pa.Array]) -> Test | None:
         """Return what rows of the path's first table must have to lead to these anchors."""
         test = path.end, anchors[path.anchor]
         for hop in reversed(path.hops):
-            found = self._among(hop.table, [test])
+            found = self._share(hop.table, [test])
             if found is None:
                 return None
             test = hop.column, found.values(hop.other)
         return test
 
-    def _among(self, table: str, tests: Sequence[Test]) -> Rows | None:
+    def _share(self, table: str, tests: Sequence[Test]) -> Rows | None:
+        most = max(SMALL_ROWS, int(self._tables[table].rows * _MOST_SHARE))
+        return self._among(table, tests, most)
+
+    def _among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> Rows | None:
         states = self._tables[table]
         if states.rows > _MOST_SCANNED:
             return None
-        return states.among(tests, self._view.column_names, MOST_ROWS)
+        return states.among(tests, self._view.column_names, min(most, MOST_ROWS))

@@ -173,9 +173,14 @@ def test_order_totals_and_timelines_follow_the_database_into_delta_and_redis(
         made.database.execute(*statements)
         viewed.follow("lake", "answers", "cache")
         viewed.expect_equal()
+    unclustered = {
+        "order_totals": {"public.orders": ["customer_id"]},
+        "timeline": {"public.tweets": ["author_id"]},
+    }
+    fine = {"refused": None, "hint": ""}
     assert viewed.cdc("view", "check") == (
         Exit.OK,
-        [{"view": name, "refused": None, "hint": ""} for name in ("order_totals", "timeline")],
+        [{"view": name, **fine, "unclustered": found} for name, found in unclustered.items()],
     )
     explained = viewed.cdc("view", "explain", "timeline")[1][0]["tables"]
     assert set(explained.values()) == {"the affected follower_id"}

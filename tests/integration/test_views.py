@@ -14,10 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
+from cdc.errors import UnavailableError
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.following_views import ViewsFollowing
 from lockstep.jobs.views import computing, reducing, states
 from lockstep.jobs.views.cuts import ViewCuts
+from lockstep.sinks.contract import Applied
 from lockstep.sinks.delta import plain
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
@@ -177,6 +179,52 @@ def test_many_affected_values_are_joined_and_most_are_computed_completely(
     read = "70 by changes of public.customers, made of 130 rows"
     assert [decisions[each] for each in views] == [("keys", read)] * 2
     assert [shop.differences(each, _rows(name, each)) for each in views] == ["", ""]
+
+
+def test_what_a_store_did_not_take_is_not_remembered(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """A cut that failed is repeated; one of another process makes what is remembered outdated."""
+    by_state = "SELECT state, count(*) AS n FROM orders WHERE state IS NOT NULL GROUP BY state"
+    view = View(sql=by_state, key=("state",))
+    shop, name = Shop(database, tmp_path / "lake", {"v": view}), str(tmp_path)
+    fails = False
+
+    class Failing(MemorySink):
+        def commit(self, applied: Applied) -> None:
+            if fails:
+                raise UnavailableError("the store is away", hint="")
+            super().commit(applied)
+
+    def follow(*, restarted: bool = False) -> str:
+        shop.follow(spark, lambda: Failing(name), restarted=restarted)
+        return shop.differences("v", _rows(name, "v"))
+
+    def write(state: str) -> None:
+        values = f"SELECT g, '{state}' FROM generate_series({shop.seq}, {shop.seq + 5}) g"
+        database.execute(f"INSERT INTO orders (id, state) {values}")
+        database.execute("UPDATE orders SET state = 'sent' WHERE id % 3 = 0")
+        shop.cut()
+
+    write("new")
+    assert follow() == ""
+    write("paid")
+    assert follow() == ""
+    write("paid")
+    fails = True
+    with pytest.raises(UnavailableError):
+        follow()
+    fails = False
+    database.execute("DELETE FROM orders WHERE state = 'new'")
+    shop.cut()
+    follow()  # to the end of the cut that failed
+    assert follow() == ""
+    mine = shop.remembering
+    write("new")
+    assert follow(restarted=True) == ""
+    shop.remembering = mine
+    write("late")
+    assert follow() == ""
 
 
 JSON_TABLES = {

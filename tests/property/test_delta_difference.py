@@ -10,6 +10,8 @@ from random import Random
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -21,7 +23,7 @@ from lockstep.conformance.store import USERS, WIDER, change, row
 from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
 from lockstep.jobs.documents.rows import NodeRows
 from lockstep.sinks.contract import Applied, Changes
-from lockstep.sinks.delta import actions, layout, roaring
+from lockstep.sinks.delta import actions, lake, layout, plain, roaring
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.documents import Node, Row, Term
@@ -139,6 +141,37 @@ def test_the_difference_by_files_is_that_of_complete_tables(
                 by_files += 1
                 assert [_shown(each) for each in quick] == complete, (seed, first, second)
     assert by_files > 5
+
+
+@pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
+def test_a_versions_files_without_their_deleted_rows_are_its_rows(
+    tmp_path: Path, applier: str
+) -> None:
+    without_rows = 0
+    for seed in range(first_seed(), first_seed() + 2):
+        mirror = Mirror(tmp_path / str(seed), Random(seed), applier, soft=False)
+        with closing(mirror.sink):
+            for _ in range(8):
+                mirror.step()
+                table = DeltaTable(mirror.path)
+                found = plain.plain_files(table)
+                assert found is not None
+                without_rows += found.deleted.num_rows
+                rows = lake.read(table, ["id", layout.SEQ])
+                assert sorted(map(str, rows.to_pylist())) == _by_files(found)
+    assert (without_rows > 0) == (applier == "vectors")
+
+
+def _by_files(files: plain.PlainFiles) -> list[str]:
+    """Return the rows that Spark reads of the files."""
+    found = []
+    for uri in files.uris:
+        path = Path(uri.removeprefix("file://"))
+        is_of_it = pc.equal(files.deleted["file"], path.name)
+        missing = {*files.deleted.filter(is_of_it)["row"].to_pylist()}
+        rows = pq.ParquetFile(path).read(["id", layout.SEQ]).to_pylist()
+        found += [str(row) for number, row in enumerate(rows) if number not in missing]
+    return sorted(found)
 
 
 def test_a_rewrite_shows_no_difference_and_reads_no_file(tmp_path: Path) -> None:

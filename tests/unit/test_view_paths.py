@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc.config.views import View
-from lockstep.jobs.views.paths import Hop, Path, Route
+from lockstep.jobs.views.paths import Hop, Path, Route, read_by
 from lockstep.jobs.views.plans import plan
 from tests.unit.test_view_plans import TABLES
 
@@ -62,3 +62,15 @@ def test_what_has_equal_values_of_different_bytes_or_none_in_a_mirror_is_not_fol
 def test_an_anchor_that_is_computed_is_not_followed() -> None:
     [found] = routes("SELECT length(name) AS long, count(*) AS n FROM customers GROUP BY 1", "long")
     assert found == Route("public.customers", ())
+
+
+def test_tables_are_read_by_the_columns_that_join_them() -> None:
+    found = routes(
+        "SELECT c.id, sum(l.qty) AS n FROM customers c JOIN orders o ON o.customer_id = c.id"
+        " LEFT JOIN lines l ON l.order_id = o.id GROUP BY c.id"
+    )
+    assert read_by(found) == {
+        "public.customers": ("id",),
+        "public.lines": ("order_id",),
+        "public.orders": ("customer_id", "id"),
+    }
