@@ -116,7 +116,7 @@ def test_the_tutorial_runs_on_a_cluster_of_two_workers(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-@pytest.mark.long("a spark-submit for each step", sample=["once"])
+@pytest.mark.long("minutes: a spark-submit for each step")
 @pytest.mark.parametrize("steps", [pytest.param(1, id="once"), pytest.param(3, id="often")])
 def test_the_view_of_the_tutorial_is_the_databases_and_counts_nothing_twice(
     steps: int, pipeline: NewPipeline, tmp_path: Path

@@ -56,6 +56,7 @@ def set_limit(line: PipelineUnderTest, topic: str, max_message_bytes: int) -> No
         future.result()
 
 
+@pytest.mark.long("volume; test_large_transaction has bounded memory")
 def test_a_value_of_50_mb_is_complete_in_the_log_in_bounded_memory(
     pipeline: NewPipeline, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -120,7 +120,7 @@ def test_another_producer_with_our_id_fences_once_and_the_daemon_starts_over(
     assert daemon.process.poll() is None
 
 
-@pytest.mark.long("waits for a timeout; test_two_daemons has it with another daemon")
+@pytest.mark.long("waits for a timeout; test_direct has what a broker timed out")
 def test_a_transaction_that_timed_out_under_a_frozen_daemon_is_written_again(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
@@ -169,6 +169,7 @@ def keys(password: str = PASSWORD) -> dict[str, object]:
     }
 
 
+@pytest.mark.long("half a minute; a right that is revoked is in the first tier")
 def test_a_wrong_password_says_so_and_is_not_tried_for_ever(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:

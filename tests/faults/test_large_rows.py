@@ -43,7 +43,7 @@ def output(daemon: Daemon, event: str) -> int:
     return sum(each["event"] == event for each in daemon.events)
 
 
-@pytest.mark.long("volume; test_dead_letters has a value of 50 MB")
+@pytest.mark.long("volume; test_dead_letters has rows around a topic's limit")
 @pytest.mark.parametrize("streaming", ["on", "off"])
 def test_a_row_of_random_bytes_larger_than_the_queue_goes_through(
     streaming: str, pipeline: NewPipeline

@@ -90,6 +90,7 @@ def test_however_postgres_goes_down_nothing_is_lost(
     assert daemon.term() == 0
 
 
+@pytest.mark.long("half a minute; tests/cases/test_slot.py ends every connection")
 def test_connections_that_an_operator_ends_are_reopened(pipeline: NewPipeline) -> None:
     """All of the daemon's, several times, in the middle of its work."""
     line = pipeline(*TABLES, batch=_BATCH)

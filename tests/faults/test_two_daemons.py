@@ -118,7 +118,7 @@ def test_started_at_once_one_works_and_the_other_takes_over_when_it_is_killed(
     witness.check()
 
 
-@pytest.mark.long("a minute; test_zombie_lanes has a sample")
+@pytest.mark.long("a minute; test_zombie_producers has a sample")
 def test_what_a_zombie_was_writing_never_becomes_visible(
     killable_stack: LocalStack,
     killable_pipeline: NewPipeline,
@@ -157,6 +157,7 @@ def test_what_a_zombie_was_writing_never_becomes_visible(
     assert len(written) > len(data_records(line)), "no zombie was caught with anything in flight"
 
 
+@pytest.mark.long("waits for a timeout; test_direct has what a broker timed out")
 def test_a_transaction_that_the_broker_gave_up_is_written_again(pipeline: NewPipeline) -> None:
     """A pause longer than the transaction timeout, without a takeover: it still has the slot."""
     line = pipeline(*TABLES, batch={"max_events": 500, "max_wait_ms": 50})

@@ -253,6 +253,7 @@ def test_a_lake_is_read_as_of_a_frontier_that_it_does_not_have(kept: Past) -> No
         )
 
 
+@pytest.mark.long("half a minute; the states themselves are in the first tier")
 def test_the_difference_of_two_states_is_the_net_effect_between_them(kept: Past) -> None:
     """Printed by the command, key by key; a seq and a time name the same state as their LSN."""
     kept.forget()
@@ -301,6 +302,7 @@ def test_a_log_that_does_not_continue_the_archive_is_refused(kept: Past) -> None
         restoring.expect_seam(kept.config, frontier._replace(applied=applied))
 
 
+@pytest.mark.long("the other steps", sample=["restore_written"])
 @pytest.mark.parametrize("failpoint", failpoints.RESTORE_NAMES)
 def test_a_rebuild_killed_while_it_reads_the_archive_is_completed_by_the_next(
     kept: Past, failpoint: str
@@ -352,7 +354,7 @@ def test_topics_that_retention_has_emptied_have_lost_nothing_that_is_archived(ke
     assert any("filled from base 1" in each for each in kept.reported), kept.reported
 
 
-@pytest.mark.long("of events for every commit", sample=["public.users"])
+@pytest.mark.long("a minute; a log that does not continue the archive is refused in the first tier")
 @pytest.mark.parametrize("topic", ["public.users", "cdc.dead"])
 def test_an_archive_that_ends_before_the_topics_begin_is_not_used(kept: Past, topic: str) -> None:
     """Its job was stopped, and events between the two are nowhere: all rows are read again."""
@@ -365,6 +367,7 @@ def test_an_archive_that_ends_before_the_topics_begin_is_not_used(kept: Past, to
     assert sum("the archive is not used" in each for each in kept.reported) >= 2, kept.reported
 
 
+@pytest.mark.long("half a minute; a rebuild fills every store in the first tier")
 def test_a_store_that_was_lost_is_filled_from_the_base(kept: Past) -> None:
     """By the follower itself, when it starts; a new one's error names the base."""
     spark = SparkStart(lambda: pytest.fail("no Spark"), set())

@@ -204,7 +204,7 @@ def test_a_range_whose_last_frontier_is_missing_is_not_returned(line: PipelineUn
         assert planner.batch(1_000, offsets[0] + 1).cuts[-1].place == offsets[0] + 1
 
 
-@pytest.mark.long("another text that names none", sample=["text", "seq", "lsn"])
+@pytest.mark.long("other positions that it lacks", sample=["seq"])
 @pytest.mark.parametrize(
     ("how", "says"),
     [

@@ -122,6 +122,7 @@ def coded(
     return found
 
 
+@pytest.mark.long("three minutes of Spark; test_views_in_python has such views")
 def test_the_example_is_what_its_code_makes_of_postgres_rows_in_each_store(coded: Coded) -> None:
     """With a masked column; an exception halts the follower at its frontier, until corrected."""
     chosen, file = Random(5), coded.pipeline.config_file.with_name("views") / "post_tags.py"

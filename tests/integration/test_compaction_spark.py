@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Rows = dict[int, dict[str, Any]]
 
 
+@pytest.mark.long("a minute of Spark; test_compaction has this process")
 @pytest.mark.slow
 def test_executors_compact_and_fill_stores_as_this_process_does(
     spark: SparkSession,

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 DELTA = ROOT / "docs" / "DELTA.md"
 
 
-@pytest.mark.long("keys of other kinds", sample=["pair"])
+@pytest.mark.long("a minute of Spark; tests/property has the other appliers")
 @pytest.mark.parametrize("table", TABLES)
 def test_all_appliers_leave_the_same_rows(
     spark: SparkSession,
@@ -58,6 +58,7 @@ def test_spark_reads_several_mirrors_as_of_one_lsn(spark: SparkSession, tmp_path
         read_as_of(spark, path, ["public.orders"])
 
 
+@pytest.mark.long("a minute of Spark; reading as of an LSN is in the first tier")
 def test_one_query_returns_the_versions_of_all_mirrors_at_one_frontier(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -240,7 +240,7 @@ def test_executors_build_the_same_documents(
     shop.check()
 
 
-@pytest.mark.long("the other store", sample=["opensearch_store"])
+@pytest.mark.long("half a minute each; two copies that meet are in the first tier")
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
 def test_documents_of_a_torn_cut_are_deleted_with_their_rows(shop: Shop) -> None:
     """Also if the row is in neither of the frontiers between which the follower continues."""

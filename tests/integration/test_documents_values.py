@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
@@ -59,6 +60,7 @@ def written(table: pa.Table, read: Version) -> Iterator[bytes]:
             yield b"{%b}" % row.members
 
 
+@pytest.mark.long("half a minute; test_values_types has the log's under every option")
 def test_a_mirrors_values_have_the_bytes_of_the_logs_under_every_option(
     decoded: Decoded, database: Database
 ) -> None:

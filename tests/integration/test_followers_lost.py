@@ -124,7 +124,7 @@ def waits_for(run: Run) -> str:
     return error.hint if error is not None and "does not have all rows" in error.what else ""
 
 
-@pytest.mark.long("two minutes of Spark; the contract has lost stores", sample=["part_of_each"])
+@pytest.mark.long("two minutes of Spark; the contract has lost stores")
 @pytest.mark.slow
 @pytest.mark.parametrize("injure", [Stores.part_of_each, Stores.record_of_each])
 def test_a_store_that_lost_a_part_keeps_the_rest_until_all_of_it_is_there_again(

@@ -38,6 +38,7 @@ def rebuild(followed: Followed, name: str, reported: list[str]) -> InPlace | Reb
     return InPlace(sink, builder, report, 1)
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_no_store_is_emptied_for_a_log_with_wrong_counts_and_a_rebuild_reads_the_rows_again(
     pipeline: NewPipeline, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:

@@ -281,7 +281,7 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
         assert in_delta(str(tmp_path), f"public.{name}", columns) == sorted(rows)
 
 
-@pytest.mark.long("the other way", sample=["first0"])
+@pytest.mark.long("a minute of Spark each")
 @pytest.mark.parametrize("first", [["public.users", "public.lines"], ["public.users"]])
 def test_a_table_that_was_not_followed_all_the_time_is_noticed(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, first: list[str]

@@ -74,6 +74,7 @@ def test_a_refused_connection_is_named_with_its_reason(database: Database, tmp_p
     assert any("127.0.0.1:1: Connection refused" in line for _, line in lines), lines
 
 
+@pytest.mark.long("half a minute; commands that wait for a broker are in the first tier")
 def test_the_daemon_logs_a_broker_that_is_away_once(pipeline: NewPipeline) -> None:
     line = pipeline("CREATE TABLE users (id int PRIMARY KEY)")
     file = line.write("away.yaml", log__bootstrap_servers="127.0.0.1:1")

@@ -193,6 +193,13 @@ def look(config: Config) -> None:
     read_resume(config)
 
 
+@pytest.mark.long(
+    "each principal's other rights",
+    sample=[
+        *("lockstep-Create-TOPIC.", "lockstep-Write-TRANSACTIONAL_ID.shop"),
+        *("follower-Read-TOPIC.", "reader-Read-TOPIC.", "owner-Delete-TOPIC."),
+    ],
+)
 @pytest.mark.parametrize("left_out", _RIGHTS, ids=str)
 def test_a_principal_without_one_of_its_rights_learns_which(
     left_out: Right, guarded: Guarded

@@ -111,7 +111,7 @@ def test_while_the_daemon_runs(pipeline: NewPipeline, change: str) -> None:
     goes_on(line, name, 3)
 
 
-@pytest.mark.long("the other changes", sample=["swap_in_three"])
+@pytest.mark.long("as while it runs")
 @each_change
 def test_while_the_daemon_is_stopped(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -127,7 +127,7 @@ def test_while_the_daemon_is_stopped(pipeline: NewPipeline, change: str) -> None
     goes_on(line, name, 4)
 
 
-@pytest.mark.long("as before an initial snapshot")
+@pytest.mark.long("as while the daemon runs")
 @each_change
 def test_between_setup_and_the_first_run(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -139,7 +139,7 @@ def test_between_setup_and_the_first_run(pipeline: NewPipeline, change: str) -> 
     goes_on(line, name, 3)
 
 
-@pytest.mark.long("the other changes", sample=["same_list"])
+@pytest.mark.long("as while the daemon runs")
 @each_change
 def test_before_an_initial_snapshot(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -153,7 +153,7 @@ def test_before_an_initial_snapshot(pipeline: NewPipeline, change: str) -> None:
     goes_on(line, name, 2)
 
 
-@pytest.mark.long("as before an initial snapshot")
+@pytest.mark.long("as while the daemon runs")
 @each_change
 def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str) -> None:
     """Only the snapshot makes the daemon look at the table."""
@@ -196,6 +196,7 @@ def test_a_mask_is_not_recorded_alongside_a_daemon_that_does_not_have_it(
     shows_nothing(line)
 
 
+@pytest.mark.long("tests/property/test_column_identity.py renames there and back")
 def test_a_column_that_was_renamed_there_and_back(pipeline: NewPipeline) -> None:
     """No column has the name any more that the daemon must hide: `cdc run` alone takes it."""
     line = pipeline(USERS, tables=MASKED)

@@ -184,12 +184,14 @@ def test_null_stays_null_but_where_the_mask_says_otherwise(pipeline: NewPipeline
     assert (after["email"], after["name"], after["salary"]) == (None, None, 0)
 
 
+@pytest.mark.long("the other rename", sample=["column"])
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ("ALTER TABLE users RENAME email TO mail", "a hidden column: email (column 2) is mail"),
         ("ALTER TABLE users RENAME TO people", "so far, and no longer names them"),
     ],
+    ids=["column", "table"],
 )
 def test_a_rename_does_not_show_what_was_hidden(
     pipeline: NewPipeline, change: str, says: str

@@ -105,6 +105,7 @@ def _without_messages(kept: Kept, into: str, first: int, last: int) -> list[Reco
     return kept.topic(into)
 
 
+@pytest.mark.long("the other step", sample=["replay_committed:2"])
 @pytest.mark.parametrize("failpoint", [f"{each}:2" for each in failpoints.REPLAY_NAMES])
 def test_a_replay_killed_in_a_window_publishes_every_event_once(kept: Kept, failpoint: str) -> None:
     kept.write(0)

@@ -11,6 +11,7 @@ from cdc.cli import main
 from tests.unit.test_config_secrecy import MARKER, configuration, written
 
 
+@pytest.mark.long("the other commands", sample=["doctor", "setup", "slot status"])
 @pytest.mark.parametrize(
     "command",
     [

@@ -78,6 +78,7 @@ def insert(line: PipelineUnderTest, key: int) -> None:
     line.database.execute(f"INSERT INTO users VALUES {_ROW % key}")
 
 
+@pytest.mark.long("the other place", sample=["role"])
 @pytest.mark.parametrize("where", ["environment", "role"])
 def test_hostile_settings_reach_neither_the_snapshot_nor_the_stream(
     where: str, pipeline: NewPipeline

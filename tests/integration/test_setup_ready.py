@@ -90,6 +90,7 @@ def test_doctor_and_setup_agree_that_a_publication_takes_the_tables_owner(
     assert not errors(config)
 
 
+@pytest.mark.long("another owner of the tables")
 def test_a_group_that_owns_the_tables_is_granted(bare: PipelineUnderTest, role: str) -> None:
     owner = f"o_{bare.database.name}"
     bare.database.execute(f"CREATE ROLE {owner}", f"ALTER TABLE users OWNER TO {owner}")
@@ -188,6 +189,7 @@ def put_back(line: PipelineUnderTest) -> None:
     )
 
 
+@pytest.mark.long("the other gaps", sample=["put_back"])
 @pytest.mark.parametrize("happened", [recreate_slot, recreate_publication, put_back])
 def test_setup_status_and_doctor_name_the_gap_that_stops_the_daemon(
     pipeline: NewPipeline, happened: Callable[[PipelineUnderTest], None]
@@ -243,6 +245,7 @@ def test_adding_another_roles_table_shows_how_to_get_its_rows(
         control.add(config, ["public.later"])
 
 
+@pytest.mark.long("a server of its own")
 def test_a_wal_level_below_logical_is_no_privilege_that_is_missing(
     bare: PipelineUnderTest, tmp_path: Path
 ) -> None:
@@ -273,6 +276,7 @@ def as_server(line: PipelineUnderTest, dsn: str) -> Config:
     return line.config
 
 
+@pytest.mark.long("another owner")
 def test_the_owner_of_a_publication_is_named_who_may_change_it(
     bare: PipelineUnderTest, role: str
 ) -> None:

@@ -311,6 +311,7 @@ def test_another_database_of_the_server_is_refused(line: PipelineUnderTest) -> N
     assert line.database.name in output or "database" in output
 
 
+@pytest.mark.long("another server; test_slot_lost has a dump in another cluster")
 def test_another_cluster_is_refused_though_it_has_such_a_slot(
     line: PipelineUnderTest, killable_pipeline: NewPipeline
 ) -> None:

@@ -179,6 +179,7 @@ def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineU
     assert line.daemon.process.poll() is None
 
 
+@pytest.mark.long("the other policy", sample=["data"])
 @pytest.mark.parametrize(
     ("named", "policy", "right"),
     [

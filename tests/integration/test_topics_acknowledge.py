@@ -64,6 +64,7 @@ def test_added_partitions_are_refused_until_acknowledged_and_then_keep_every_ord
     assert max(homes[1]) < 3 <= max(homes[2]), "the new partitions are not used"
 
 
+@pytest.mark.long("half a minute; added partitions are acknowledged in the first tier")
 def test_an_emptied_topic_can_be_acknowledged(pipeline: NewPipeline) -> None:
     line = pipeline(_USERS)
     run_once(line, 1)

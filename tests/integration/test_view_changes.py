@@ -220,6 +220,7 @@ def test_apply_reports_what_it_has_built(changed: Changed) -> None:
         changed.expect_equal("prices", PRICES)
 
 
+@pytest.mark.long("half a minute of Spark; refusals have unit tests")
 def test_a_refused_view_keeps_all_others_as_they_are(changed: Changed) -> None:
     changed.pipeline.start().wait_ready()
     changed.pipeline.database.execute(ROWS)

@@ -191,6 +191,7 @@ def test_order_totals_and_timelines_follow_the_database_into_delta_and_redis(
     assert (code, [each["missing"] + each["extra"] for each in verified]) == (Exit.OK, [0, 0])
 
 
+@pytest.mark.long("two minutes of Spark; test_view_changes builds a changed view")
 def test_a_changed_definition_replaces_the_view_in_one_commit(
     viewed: Viewed,
 ) -> None:

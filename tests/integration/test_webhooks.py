@@ -227,6 +227,7 @@ def test_nothing_is_given_up_while_a_receiver_is_away(
         assert not hook.counts.away
 
 
+@pytest.mark.long("two minutes; test_alerts has a webhook that does not deliver")
 def test_the_verdict_names_what_keeps_a_webhook_from_delivering(
     pipeline: NewPipeline, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

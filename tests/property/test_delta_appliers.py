@@ -40,7 +40,8 @@ TABLES = {
 WIDER = (*BIG[:4], Column("n", "numeric", 1700, (12 << 16 | 2) + 4, nullable=True), BIG[5],
          Column("later", "int8", 20, -1, nullable=True))  # fmt: skip
 ODD_DAYS = (None, "infinity", "0044-03-15 BC", 20_000, -1)
-ROUNDS = examples(3)
+# Two for every commit: one with each limit of rewrites.
+ROUNDS = examples(6)
 
 
 class Play:

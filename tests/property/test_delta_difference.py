@@ -27,7 +27,7 @@ from lockstep.sinks.delta import actions, lake, layout, plain, roaring
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.documents import Node, Row, Term
-from tests.fixtures.seeds import first_seed
+from tests.fixtures.seeds import examples, first_seed
 
 _MAGIC: Final = 1_681_511_377
 # A child's rows are found by their `name`, which each change sets.
@@ -120,8 +120,8 @@ def test_the_difference_by_files_is_that_of_complete_tables(
     tmp_path: Path, applier: str, *, soft: bool
 ) -> None:
     """Between any two versions: with OPTIMIZE, VACUUM and added columns between them."""
-    by_files = 0
-    for seed in range(first_seed(), first_seed() + 4):
+    by_files, rounds = 0, examples(6)
+    for seed in range(first_seed(), first_seed() + rounds):
         chance = Random(seed)
         mirror = Mirror(tmp_path / str(seed), chance, applier, soft=soft)
         with closing(mirror.sink):
@@ -140,7 +140,7 @@ def test_the_difference_by_files_is_that_of_complete_tables(
             if quick is not None:
                 by_files += 1
                 assert [_shown(each) for each in quick] == complete, (seed, first, second)
-    assert by_files > 5
+    assert by_files > rounds
 
 
 @pytest.mark.parametrize("applier", ["delta-rs", "vectors"])

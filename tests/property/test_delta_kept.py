@@ -15,7 +15,7 @@ from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.fixtures.seeds import first_seed
+from tests.fixtures.seeds import examples, first_seed
 
 LSN_OF_0 = 0x16E9000
 
@@ -56,7 +56,7 @@ def as_of(rows: list[dict[str, Any]], lsn: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
-@pytest.mark.parametrize("seed", range(first_seed("LOCKSTEP_DELTA_ROUNDS"), first_seed() + 4))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6)))
 def test_a_history_holds_every_state_that_the_table_had(
     tmp_path: Path, seed: int, applier: str
 ) -> None:

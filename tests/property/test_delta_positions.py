@@ -23,7 +23,7 @@ from lockstep.sinks.delta import layout, log, positions, vectors
 from lockstep.sinks.delta.keys import hashes
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.fixtures.seeds import first_seed
+from tests.fixtures.seeds import examples, first_seed
 from tests.property.test_delta_appliers import BIG, ODD_DAYS, TABLES, WIDER, seen
 from tests.property.test_delta_stats import read
 
@@ -129,7 +129,8 @@ def test_by_positions_as_by_merges(
     monkeypatch.setattr(vectors, "FILES_OF_A_SIZE", 3)
     version = TABLES.get(table, LOOSE)
     history = frozenset({version.name}) if version.key else frozenset()
-    for seed in range(first_seed("LOCKSTEP_DELTA_ROUNDS"), first_seed("LOCKSTEP_DELTA_ROUNDS") + 2):
+    first = first_seed("LOCKSTEP_DELTA_ROUNDS")
+    for seed in range(first, first + examples(2)):
         path, rows = tmp_path / str(seed), Rows(Random(seed), version)
         sinks = {how: opened(path, how, history) for how in HOWS}
         for turn in range(10):

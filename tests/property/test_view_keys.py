@@ -17,6 +17,7 @@ import pytest
 from cdc.config.views import View
 from lockstep.jobs.views.plans import ADDED, NEW, OLD, REMOVED, ViewPlan, plan
 from lockstep.sinks.contract import Version
+from tests.fixtures.seeds import examples
 from tests.fixtures.view_list import STRICT, VIEWS
 from tests.unit.test_view_plans import TABLES
 
@@ -72,7 +73,7 @@ CASES: dict[str, View] = {name: each for name, each in STRICT.items() if name no
     name: View(sql=sql, key=("id",)) for name, sql in _MORE.items()
 }
 Rows = dict[tuple[Any, ...], dict[str, Any]]
-_CUTS = 300
+_CUTS = examples(600)
 # Few values, so that most rows join.
 _KEYS = (1, 2, 3)
 _VALUES = (1, 2, 1, 2, 1, 2, 3, None)
@@ -138,4 +139,4 @@ def test_no_changed_row_has_an_anchor_that_is_not_affected(name: str) -> None:
             for row in (old - new) + (new - old):
                 changed += 1
                 assert tuple(row[at] for at in places) in affected, f"seed {seed}"
-    assert changed > 5, "the cuts change the view"
+    assert changed > _CUTS // 60, "the cuts change the view"
