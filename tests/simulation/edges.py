@@ -27,7 +27,7 @@ import cdc.sequence.table_versions
 import cdc.source.stream
 from cdc.config import Config
 from cdc.encode.encoder import Encoder
-from cdc.log import records
+from cdc.log import records, topics
 from cdc.log.publisher import Publisher
 from cdc.sequence.spool import Spool
 from cdc.snapshot.incremental.topic import IncrementalLog
@@ -200,7 +200,7 @@ def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
             "time": _Clock(),
             "Stream": SimulatedStream,
             "connect": lambda _: _Catalog(),
-            "topics": _Current(admin=lambda _: None),
+            "topics": _Current(admin=lambda _: None, compacts=topics.compacts),
             "catalog": Nothing(),
             "incremental_topic": _Current(load=lambda *_: IncrementalLog([], [], [])),
             "SourceMonitor": lambda *_: Nothing(),
