@@ -20,7 +20,7 @@ from cdc.failpoints import VIEW_DROP_NAMES
 from lockstep.jobs.changing_views import Waiting, build, drop, planned
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.commands import completed
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed
 from tests.fixtures.store_redis import RedisStore
 
@@ -171,7 +171,8 @@ def test_a_follower_that_runs_builds_its_views_itself_and_is_stopped_for_a_drop(
     with changed.following("lake", *STORES) as runs:
         build(changed.config, Waiting(_SECONDS))
         changed.expect_equal("prices", CHANGED)
-        assert {run.state for run in runs.values()} <= {"following", "catching_up"}
+        fine = {"following", "catching_up"}
+        wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
         with pytest.raises(LagError, match=r"answers.* has not deleted names"):
             drop(changed.config, STORES, "names", Waiting(3))
         changed.expect_equal("names", NAMES)
