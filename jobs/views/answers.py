@@ -1,10 +1,7 @@
-"""What this process remembers of views: their rows at the last frontier, while they are few.
+"""The rows of views at the last frontier that this process has computed, while they are few.
 
 A cut is compared with them, so that the query is computed in one state only. They are those of one
 frontier: where the next cut begins at another, as after a failure, both states are computed.
-
-It also remembers of which tables most rows were needed, and so does not begin to read them alone in
-each cut.
 """
 
 from __future__ import annotations
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
 
 # Of a view: more rows are not kept.
 MOST_ROWS: Final = 20_000
-# For how many cuts a table is not read alone, after most of its rows were needed.
-_CUTS: Final = 20
 
 
 class Row(NamedTuple):
@@ -44,7 +39,6 @@ class Answers:
     def __init__(self) -> None:
         self._kept = dict[str, _Kept]()
         self._large = set[str]()
-        self._needed = dict[tuple[str, str], int]()  # view and table: for how many cuts more
 
     def before(self, view: ViewPlan, cut: MirrorCut) -> Answer | None:
         """Return the view's rows before a cut; None if they are not known."""
@@ -67,16 +61,6 @@ class Answers:
     def is_large(self, view: ViewPlan) -> bool:
         """Return whether a view had more rows than are kept."""
         return view.name in self._large
-
-    def note_needed(self, view: ViewPlan, table: str) -> None:
-        """Note that most rows of a table were needed."""
-        self._needed[view.name, table] = _CUTS
-
-    def needs_most(self, view: ViewPlan, table: str) -> bool:
-        """Return whether most rows of a table were needed in one of the last cuts."""
-        left = self._needed.get((view.name, table), 0)
-        self._needed[view.name, table] = max(left - 1, 0)
-        return left > 0
 
 
 def _place(row: FrontierRow) -> tuple[int, int]:

@@ -38,8 +38,6 @@ MOST_ANCHORS: Final = 5_000
 # Where more anchors are affected than this share of the largest table's rows, finding their rows
 # takes longer than computing all of them.
 _MOST_SHARE: Final = 0.2
-# Of tables with fewer rows Spark computes a query once faster than it plans another one.
-_QUICK_ROWS: Final = 1_000_000
 # How many changes are passed to the sink at a time.
 _AT_ONCE: Final = 10_000
 
@@ -101,7 +99,7 @@ class Computation:
             self._answers.keep(self._view, self._cut, was)
             return
         try:
-            affected = self._affected(changed, was)
+            affected = self._affected(changed)
             if affected is None:
                 self._answers.keep(self._view, self._cut, was)
             else:
@@ -139,16 +137,13 @@ class Computation:
 
     # --- which rows are affected ---
 
-    def _affected(self, changed: Sequence[str], was: Answer | None) -> _Affected | None:
+    def _affected(self, changed: Sequence[str]) -> _Affected | None:
         """Return the rows that changes of tables can change; None if there are none."""
         for name in changed:
             if name in self._view.full_for:
                 self._decide("full", self._view.full_for[name])
                 return _EVERY
-        found = reduction(self._view, self._tables, changed, self._answers)
-        if found is None and was is not None and self._is_quick():
-            self._decide("full", f"its {len(was):,} rows are known, and its tables are small")
-            return _EVERY
+        found = reduction(self._view, self._tables, changed)
         if found is None:
             return self._found_by_spark(changed)
         counts = ", ".join(f"{len(each):,}" for each in found.anchors.values())
@@ -161,11 +156,6 @@ class Computation:
             self._reduced.add(name)
         test = " AND ".join(self._one_of(*each) for each in found.anchors.items())
         return _Affected(test, {name: {*each.to_pylist()} for name, each in found.anchors.items()})
-
-    def _is_quick(self) -> bool:
-        """Return whether one state is computed completely faster than affected rows are found."""
-        rows = sum(table.rows for table in self._tables.values())
-        return rows <= _QUICK_ROWS and not self._view.is_strict
 
     def _one_of(self, name: str, values: pa.Array) -> str:
         """Return the predicate for rows whose anchor is one of these values."""

@@ -74,18 +74,8 @@ def route(probe: Probe, versions: Mapping[str, Version], columns: Mapping[str, T
             continue
         hops = _shortest(probe.alias, column.table, edges, tables)
         if hops is not None:
-            found.append(_shortened(Path(name, hops, column.name), probe.table, kind, versions))
+            found.append(Path(name, hops, column.name))
     return Route(probe.table, tuple(found))
-
-
-def _shortened(path: Path, first: str, kind: Type, versions: Mapping[str, Version]) -> Path:
-    """Return a path without its last hop if the row before has the anchor's value already."""
-    if not path.hops or path.hops[-1].other != path.end:
-        return path
-    *before, last = path.hops
-    table = before[-1].table if before else first
-    [column] = (each for each in versions[table].columns if each.name == last.column)
-    return Path(path.anchor, tuple(before), column.name) if of(column).spark == kind.spark else path
 
 
 def read_by(routes: Iterable[Route]) -> dict[str, tuple[str, ...]]:

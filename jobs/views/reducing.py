@@ -19,7 +19,6 @@ from lockstep.jobs.views.states import SMALL_ROWS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lockstep.jobs.views.answers import Answers
     from lockstep.jobs.views.paths import Path
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.states import Rows, TableStates, Test
@@ -40,10 +39,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(
-    view: ViewPlan,
-    tables: Mapping[str, TableStates],
-    changed: Sequence[str],
-    answers: Answers,
+    view: ViewPlan, tables: Mapping[str, TableStates], changed: Sequence[str]
 ) -> Reduction | None:
     """Return what decides a view's changes; None if that can't be found here, or is much."""
     names = _reached(view, changed)
@@ -53,15 +49,8 @@ def reduction(
     anchors = reading.anchors(names, changed)
     if anchors is None:
         return None
-    rows: dict[str, Rows] = {}
-    for name in tables:
-        if answers.needs_most(view, name):
-            continue
-        if (found := reading.rows_of(name, anchors)) is None:
-            answers.note_needed(view, name)
-        else:
-            rows[name] = found
-    return Reduction(anchors, rows)
+    rows = {name: reading.rows_of(name, anchors) for name in tables}
+    return Reduction(anchors, {name: each for name, each in rows.items() if each is not None})
 
 
 def _reached(view: ViewPlan, changed: Sequence[str]) -> set[str]:
