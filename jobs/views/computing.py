@@ -209,7 +209,7 @@ class Computation:
         selected = self._selected(NEW, "")
         rows = self._spark.sql(f"{text} FROM {selected} GROUP BY {key}").toArrow()
         # Rows of earlier frontiers are deleted; those of this one have its seq.
-        truncated = self._applied.seq - 1 if replace else None
+        truncated = self._applied.seq if replace else None
         is_kept = rows.num_rows <= MOST_ROWS
         answer: Answer = {}
         for start in range(0, max(rows.num_rows, 1), _AT_ONCE):

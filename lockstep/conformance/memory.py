@@ -194,16 +194,16 @@ class MemorySink:
 
 def _truncate(table: MemoryTable, seq: int) -> None:
     table.floor = max(table.floor, seq)
-    table.rows = {key: row for key, row in table.rows.items() if row[0] > seq}
+    table.rows = {key: row for key, row in table.rows.items() if row[0] >= seq}
     if table.newest < seq:
-        table.newest = seq
+        table.newest = seq - 1
         table.keyless.clear()
 
 
 def _apply(table: MemoryTable, change: Change) -> bool:
     assert change.key is not None
     seq, stored = table.rows.get(change.key, (0, None))
-    if change.seq <= max(seq, table.floor):
+    if change.seq <= seq or change.seq < table.floor:
         return False
     row = None if change.row is None else msgspec.json.decode(change.row, type=Row)
     if row is not None:

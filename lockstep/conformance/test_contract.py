@@ -133,7 +133,11 @@ def test_a_truncate_deletes_only_rows_below_its_seq(sink: Sink, store: StoreUnde
     apply(sink, 6, Changes((USERS,), [], truncated=5))
     assert store.rows("public.users") == {key(USERS, 2): kept}
     assert store.rows("public.lines") == {key(LINES, 1, 1): row(LINES, 4, 1, 1)}
-    apply(sink, 7, Changes((USERS,), [], truncated=7))
+    new = row(USERS, 7, 4)
+    for _ in range(2):
+        apply(sink, 7, Changes((USERS,), [change(USERS, 7, new, 4)], truncated=7))
+        assert store.rows("public.users") == {key(USERS, 4): new}
+    apply(sink, 8, Changes((USERS,), [], truncated=8))
     assert store.rows("public.users") == {}
 
 

@@ -78,9 +78,9 @@ class WrittenTables:
         """Raise ConfigError if rows would be mixed with rows of another key; record a first key."""
         name = changes.version.name
         table = self._records.build.tables[name]
-        expect_key(changes, tuple(table.key) if table.key else None, table.target.floor)
+        expect_key(changes, tuple(table.key) if table.key else None, table.target.floor - 1)
         keys = {each.schema_id: each.key for each in changes.versions}
-        rows = (keys[each.schema_id] for each in changes.changes if each.seq > table.target.floor)
+        rows = (keys[each.schema_id] for each in changes.changes if each.seq >= table.target.floor)
         key = list(next(rows, ()))
         if not key or table.key is not None:
             return

@@ -77,6 +77,7 @@ from lockstep.sinks.redis.state import (
     layout_field,
     reread,
     sentinel_of,
+    seq_of_floor,
     sortable,
     state_of,
 )
@@ -389,7 +390,7 @@ class RedisSink:
         if at not in self._keys:
             stored = self._main(_SET_ONCE, key_field(*at), encoded_key(key))
             floor = self._client.ask("HGET", self._names.main, floor_field(*at)) or b"0"
-            self._keys[at] = decoded_key(stored), int(floor[:16], 16)
+            self._keys[at] = decoded_key(stored), seq_of_floor(floor)
         try:
             expect_key(changes, *self._keys[at])
         except ConfigError as error:
@@ -461,10 +462,10 @@ class RedisSink:
     def _truncate(
         self, cut: OpenCut, stored_table: StoredTable, changes: Changes, seq: int
     ) -> None:
-        """Reject late rows from here on, then delete the existing ones."""
+        """Reject rows below a seq from here on, then delete the existing ones."""
         self._announce(cut)
         state, table = self._opened(), stored_table.version.name
-        target, floor = self._target(table), b"%016xf" % seq
+        target, floor = self._target(table), b"%016x" % seq
         at = (target.build, table)
         self._main(
             _RAISE_FLOOR,

@@ -30,6 +30,7 @@ Fields = dict[bytes, bytes]
 ALL: Final = "*"  # in builds: the build of every table that is not named
 LOST: Final = 0  # the build of a generation whose state was lost
 
+_SEQ_DIGITS: Final = 16
 _CREATE: Final = Script(CREATE_GENERATION)
 
 
@@ -155,6 +156,12 @@ def layout_field(build: int, table: str) -> bytes:
 
 def key_field(build: int, table: str) -> bytes:
     return b"key:%d:%b" % (build, table.encode())
+
+
+def seq_of_floor(floor: bytes) -> int:
+    """Return the seq up to which nothing is written: a truncate's floor has no digit after it."""
+    digits = floor[:_SEQ_DIGITS]
+    return int(digits, 16) - (len(floor) == _SEQ_DIGITS)
 
 
 def floor_field(build: int, table: str) -> bytes:
