@@ -17,12 +17,12 @@ from cdc.events import LSN
 from lockstep.jobs.apply import app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from cdc.config import Config
     from lockstep.jobs.views.planning import Step
     from lockstep.jobs.views.plans import ViewPlan
-    from lockstep.sinks.contract import Applied
+    from lockstep.sinks.contract import Applied, Version
 
 _POLL_SECONDS: Final = 0.3
 # As long as the source changes what a view has, its answer is no state to compare with.
@@ -68,11 +68,13 @@ def _checked(config: Config, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         except ConfigError as error:
             yield {"view": name, "refused": error.what, "hint": error.hint, "unclustered": {}}
         else:
-            unclustered = _unclustered(config, found)
+            unclustered = _unclustered(config, found, versions)
             yield {"view": name, "refused": None, "hint": "", "unclustered": unclustered}
 
 
-def _unclustered(config: Config, view: ViewPlan) -> dict[str, list[str]]:
+def _unclustered(
+    config: Config, view: ViewPlan, versions: Mapping[str, Version]
+) -> dict[str, list[str]]:
     """Return by which columns a view reads tables, of those that a mirror does not cluster."""
     from lockstep.jobs.views.paths import read_by  # noqa: PLC0415 - not for --help
 
@@ -83,7 +85,7 @@ def _unclustered(config: Config, view: ViewPlan) -> dict[str, list[str]]:
         table: [
             column
             for column in columns
-            if column not in view.keys[table]
+            if column not in versions[table].key
             and any(column not in each.get(table, ()) for each in clustered)
         ]
         for table, columns in read_by(view.routes).items()

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaException, Producer
 # The package imports them without declaring them as exports.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from cdc.log.client import settings, translate, translated
+from cdc.log.client import settings, translated
 from cdc.log.reader import read_frontier_tail
-from cdc.log.topics import PIECE, pieces
+from cdc.log.topics import settings_of
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -53,11 +53,13 @@ def cluster(client: AdminClient) -> Cluster:
     with translated("asking the Kafka cluster about itself"):
         found = client.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
     nodes = found.nodes
+    asked = ConfigResource(ResourceType.BROKER, str(nodes[0].id))
     try:
-        values = _settings(client, [ConfigResource(ResourceType.BROKER, str(nodes[0].id))])
+        answered = client.describe_configs([asked], request_timeout=_TIMEOUT_SECONDS)
+        values = {name: entry.value for name, entry in answered[asked].result().items()}
     except KafkaException:
-        values = [{}]  # the principal may lack the permission to read brokers' settings
-    return Cluster(found.cluster_id or "", len(nodes), values[0])
+        values = {}  # the principal may lack the permission to read brokers' settings
+    return Cluster(found.cluster_id or "", len(nodes), values)
 
 
 def topics(client: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
@@ -65,13 +67,8 @@ def topics(client: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
     with translated("listing topics"):
         listing = client.list_topics(timeout=_TIMEOUT_SECONDS).topics
     present = [name for name in wanted if name in listing]
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in present]
-    try:
-        values = _settings(client, resources) if resources else []
-    except KafkaException as error:
-        raise translate(error.args[0], "reading the topics' settings") from error
     facts = {}
-    for name, its in zip(present, values, strict=True):
+    for name, its in settings_of(client, present).items():
         parts = listing[name].partitions.values()
         facts[name] = TopicFacts(
             name=name,
@@ -82,14 +79,6 @@ def topics(client: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
             settings=its,
         )
     return facts
-
-
-def _settings(client: AdminClient, resources: list[ConfigResource]) -> list[dict[str, str]]:
-    entries = []
-    for piece in pieces(resources, PIECE):
-        futures = client.describe_configs(piece, request_timeout=_TIMEOUT_SECONDS)
-        entries += [futures[each].result() for each in piece]
-    return [{name: entry.value for name, entry in each.items()} for each in entries]
 
 
 def probe_transactions(config: Config) -> None:

@@ -296,7 +296,7 @@ def existing(client: AdminClient, prefix: str) -> dict[str, int]:
 def settings_of(client: AdminClient, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the effective settings of topics that exist."""
     found = {}
-    for piece in pieces(names, _RECORDS // 20):
+    for piece in pieces(names, PIECE):
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in piece]
         futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
         for resource, future in futures.items():

@@ -88,7 +88,6 @@ class ViewPlan(NamedTuple):
     is_masked: bool = False  # it may read masked values
     routes: tuple[Route, ...] = ()  # of all tables' occurrences; none if Python makes rows of it
     column_names: frozenset[str] = frozenset()  # of all tables' columns that it reads
-    keys: Mapping[str, tuple[str, ...]] = {}  # of its tables
 
     @property
     def is_of_mirrors(self) -> bool:
@@ -170,7 +169,6 @@ def _of_sql(
         is_masked=found.is_masked,
         routes=found.routes,
         column_names=found.column_names,
-        keys={each: versions[each].key for each in found.tables},
     )
 
 

@@ -56,7 +56,7 @@ def _refuse(table: DeltaTable, plan: _Plan, name: str) -> None:
     if features.needs_spark(table, changes_rows=False):
         only = ", ".join(features.found(table).sparks)
         why = f"only delta-spark writes its mirror, which has {only}"
-    elif about.configuration.get("delta.columnMapping.mode", "none") != "none":
+    elif lake.is_mapped(table):
         why = "delta-rs can't rewrite a table with mapped columns (names with spaces and the like)"
     elif plan.moved.keys() & set(about.partition_columns):
         why = "it is partitioned by a column that has another name now"

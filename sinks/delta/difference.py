@@ -58,7 +58,7 @@ def between(before: DeltaTable, after: DeltaTable, columns: Sequence[str]) -> Di
         before.metadata().id != about.id
         or before.schema() != after.schema()
         or about.partition_columns
-        or about.configuration.get("delta.columnMapping.mode", "none") != "none"
+        or lake.is_mapped(after)
     ):
         return None
     storage = log.files(after)
