@@ -56,7 +56,7 @@ def _share(old: Build, new: Build, generation: int) -> None:
         # Changes up to its frontier come again and are already applied; in a table whose key
         # changed they might be other rows.
         for index in new.indices():
-            index.floor = max(index.floor, _seq(new.applied) + 1)
+            index.floor = max(index.floor, _seq(new.applied))
     for name in old.tables.keys() - set(new.only or ()):
         new.tables[name] = old.tables.pop(name)
     frontiers = [build.applied for build in (old, new) if build.applied is not None]

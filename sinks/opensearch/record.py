@@ -37,8 +37,14 @@ class TableIndex(msgspec.Struct):
 
     name: str = msgspec.field(name="index")
     uuid: str | None = None  # None: not created yet
-    floor: int = 0  # a truncate's seq: changes below it are late
+    floor: int = 0  # changes up to this seq are late: a shadow build has them
+    truncated: int = 0  # the last truncate's seq: changes below it are late
     filled: bool = True  # False: the previous index's rows must still be copied
+
+    @property
+    def late(self) -> int:
+        """The seq up to which changes are late: nothing of them is written any more."""
+        return max(self.floor, self.truncated - 1)
 
     @property
     def write_alias(self) -> str:

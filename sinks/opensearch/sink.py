@@ -339,7 +339,7 @@ class OpenSearchSink:
                 None if change.row is None else documents.document(change.row),
             )
             for change in changes.changes
-            if change.key is not None and change.seq >= index.floor
+            if change.key is not None and change.seq > index.late
         ]
         outcome = send(self.client, index.write_alias, actions)
         new = outcome.applied

@@ -3,7 +3,7 @@
 - A new column becomes a new field of the same index.
 - A changed mapping of a field needs another index: it is created next to the previous one, filled
   from that with the documents' versions, and replaces it at the commit of the cut.
-- A truncate needs an empty index, and its seq is the floor below which nothing is written any more.
+- A truncate needs an empty index, and nothing below its seq is written any more.
 
 The record names an index before it is created, and records its creation before it is written to: so
 any copy of the follower can continue where another has died.
@@ -68,8 +68,9 @@ class WrittenTables:
     def target(self, version: Version, truncated: int | None) -> TableIndices:
         """Return the table, ready for writing."""
         table = self.get(version.name) or self.ensure_index(version)
-        if truncated is not None and truncated > table.target.floor:
-            table = self._replaced(version, floor=truncated)
+        index = table.target
+        if truncated is not None and truncated > max(index.floor, index.truncated):
+            table = self._replaced(version, truncated)
             owner = LetterOwner(table.origin, version.name)
             self.dead.delete(owner, [(id_, truncated) for id_ in self.dead.of(owner)])
         return self._ready(version, table)
@@ -78,9 +79,9 @@ class WrittenTables:
         """Raise ConfigError if rows would be mixed with rows of another key; record a first key."""
         name = changes.version.name
         table = self._records.build.tables[name]
-        expect_key(changes, tuple(table.key) if table.key else None, table.target.floor - 1)
+        expect_key(changes, tuple(table.key) if table.key else None, table.target.late)
         keys = {each.schema_id: each.key for each in changes.versions}
-        rows = (keys[each.schema_id] for each in changes.changes if each.seq >= table.target.floor)
+        rows = (keys[each.schema_id] for each in changes.changes if each.seq > table.target.late)
         key = list(next(rows, ()))
         if not key or table.key is not None:
             return
@@ -101,7 +102,7 @@ class WrittenTables:
             self._fields[index.name] = self._indices.fields(index)
         has = self._fields[index.name]
         if any(has[name] != each for name, each in wanted.items() if name in has):
-            return self._replaced(version, floor=index.floor, filled=False)
+            return self._replaced(version)
         if wanted.keys() - has.keys():
             self._indices.add_fields(index, has | wanted)
             self._fields[index.name] = has | wanted
@@ -121,21 +122,23 @@ class WrittenTables:
 
         return self._changed(add, version)
 
-    def _replaced(self, version: Version, *, floor: int, filled: bool = True) -> TableIndices:
-        """Start another index for the table: empty, for a truncate at `floor`, or a copy."""
+    def _replaced(self, version: Version, truncated: int | None = None) -> TableIndices:
+        """Start another index for the table: empty, for a truncate at this seq, or a copy."""
         seen = self._records.build.tables[version.name].made
 
         def replace(record: Record) -> bool:
             table = self._records.own_build(record).tables[version.name]
             if table.made != seen:  # another copy has done the same
                 return False
-            if filled:
-                table.source = table.key = None
-            elif table.next is not None and table.next.filled:
-                table.source = table.next
             table.made += 1
-            name = self._name(table.alias, version, table.made)
-            table.next = TableIndex(name, floor=floor, filled=filled)
+            past, name = table.target, self._name(table.alias, version, table.made)
+            if truncated is not None:
+                table.source = table.key = None
+                table.next = TableIndex(name, truncated=truncated)
+                return True
+            if table.next is not None and table.next.filled:
+                table.source = table.next
+            table.next = TableIndex(name, None, past.floor, past.truncated, filled=False)
             return True
 
         return self._ready(version, self._changed(replace, version))
