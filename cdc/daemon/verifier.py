@@ -119,7 +119,7 @@ class Verifier:
         purpose = column_changes.PURPOSE
         try:
             signed = authority.proven(self._canary_secret, purpose, self._scope, message.content)
-            return msgspec.json.decode(signed.body, type=column_changes.ColumnChange)
+            return column_changes.decode(signed.body)
         except UnprovenError as error:
             # Without a secret those of an earlier process look like forged ones.
             quiet = isinstance(error, OtherPipelineError) or self._secret is None

@@ -42,6 +42,9 @@ class DDLMessage(msgspec.Struct, frozen=True, kw_only=True):
     session_role: str
 
 
+_decode: Final = msgspec.json.Decoder(DDLMessage).decode
+
+
 class DDLRecord(DDLMessage, frozen=True, kw_only=True):
     """A DDL statement with its position: after the change of that `seq`, before the next one."""
 
@@ -72,7 +75,7 @@ def record(  # noqa: PLR0913 - its fields
     has none: they may be values that the configuration hides.
     """
     try:
-        sent = msgspec.json.decode(content.decode("utf-8", "replace"), type=DDLMessage)
+        sent = _decode(content.decode("utf-8", "replace"))
     except msgspec.MsgspecError:
         return None
     if not literals and sent.statement is not None:

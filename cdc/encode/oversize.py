@@ -65,6 +65,9 @@ class _Event(msgspec.Struct):
     source: _Source
 
 
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
 def plain_bytes(limit: int) -> int:
     """Return how long a row may be as Postgres sends it so that its event surely fits."""
     return max(0, (limit - _ENVELOPE_BYTES) // _GROWTH)
@@ -164,7 +167,7 @@ def _columns(images: dict[str, dict[str, Raw]], kept: set[str], least: int) -> t
 
 
 def _head(topic: str, key: bytes | None, value: bytes, chunks: int) -> DeadLetterHead:
-    event = msgspec.json.decode(value, type=_Event)
+    event = _decode(value)
     source = event.source
     return DeadLetterHead(
         id=f"{source.epoch}-{source.seq}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from cdc.errors import (
     unquoted,
 )
 from cdc.log.records import FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -71,6 +74,11 @@ class ChunkKey(msgspec.Struct, frozen=True):
 
     id: str
     chunk: int
+
+
+_decode_key: Final = msgspec.json.Decoder(ChunkKey).decode
+_decode_members: Final = msgspec.json.Decoder(dict[str, object]).decode
+_decode_head: Final = msgspec.json.Decoder(DeadLetterHead).decode
 
 
 class DeadLetterAssembler:
@@ -132,22 +140,22 @@ class DeadLetterAssembler:
 
 def chunk_key(key: bytes | None) -> ChunkKey:
     """Return which part of which letter a record of the topic is."""
-    return _decode(key or b"", ChunkKey)
+    return _decoded(key or b"", _decode_key)
 
 
 def _head(value: bytes) -> DeadLetterHead:
-    seen = _decode(value, dict[str, object]).get("format")
+    seen = _decoded(value, _decode_members).get("format")
     if isinstance(seen, int) and seen > FORMAT:
         raise ConfigError(
             f"a dead letter is of format {seen}; this version reads up to {FORMAT}",
             hint="run the Lockstep version that wrote it, or a newer one",
         )
-    return _decode(value, DeadLetterHead)
+    return _decoded(value, _decode_head)
 
 
-def _decode(text: bytes, kind: type[T]) -> T:
+def _decoded(text: bytes, decode: Callable[[bytes], T]) -> T:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return decode(text)
     # Bytes that are not UTF-8 raise another error than those that are not JSON.
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(

@@ -6,7 +6,9 @@ knows is refused: continuing would ignore what the newer writer added.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +19,9 @@ from cdc.errors import (
     unquoted,
 )
 from cdc.events import LSN, Frontier, PartitionEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What a publication can publish, in the order of Postgres' manual.
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -258,6 +263,9 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord
 R = TypeVar("R", bound=msgspec.Struct)  # cdc.snapshot.initial.records has some more
 
+_decode_members: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_first_use: Final = threading.Lock()
+
 
 def encode(record: msgspec.Struct) -> bytes:
     """Return the record's JSON."""
@@ -267,7 +275,7 @@ def encode(record: msgspec.Struct) -> bytes:
 def decode(kind: type[R], value: bytes, topic: str) -> R:
     """Return the record of `kind` that `value` holds; raise ConfigError if it can't be trusted."""
     try:
-        seen = msgspec.json.decode(value, type=dict).get("format")
+        seen = _decode_members(value).get("format")
         newest = newest_format(kind)
         if isinstance(seen, int) and seen > newest:
             raise ConfigError(
@@ -275,12 +283,20 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
                 f" {newest}",
                 hint="run the Lockstep version that wrote it, or a newer one",
             )
-        return msgspec.json.decode(value, type=kind, dec_hook=_lsn)
+        record: R = _decoder(kind)(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"topic {topic} holds a {kind.__name__} that can't be read: {unquoted(error)}",
             hint="something else writes to this topic; give the pipeline a log.prefix of its own",
         ) from error
+    return record
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
+    # msgspec crashes if two threads use a type for the first time at once.
+    with _first_use:
+        return msgspec.json.Decoder(kind, dec_hook=_lsn).decode
 
 
 def newest_format(kind: type[msgspec.Struct]) -> int:

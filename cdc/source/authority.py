@@ -80,6 +80,9 @@ class Signed(msgspec.Struct, frozen=True):
     mac: bytes
 
 
+_decode: Final = msgspec.json.Decoder(Signed).decode
+
+
 class Scope(NamedTuple):
     """The pipeline and server that a signature is valid for."""
 
@@ -124,7 +127,7 @@ def proven(secret: bytes | None, purpose: str, scope: Scope, content: bytes) -> 
     if len(content) > MAX_BYTES:
         raise UnprovenError("too large")
     try:
-        signed = msgspec.json.decode(content, type=Signed)
+        signed = _decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise UnprovenError("not signed") from None
     if signed.pipeline != scope.pipeline:

@@ -53,6 +53,9 @@ class ColumnChange(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
+decode: Final = msgspec.json.Decoder(ColumnChange).decode
+
+
 def fingerprints(connection: Connection, relations: Collection[int]) -> dict[int, str]:
     """Return what identifies the columns of each table, and the transactions that made them so."""
     with translated(f"comparing the columns of {len(relations)} tables"):

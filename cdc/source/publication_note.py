@@ -33,12 +33,15 @@ class PublicationNote(msgspec.Struct, frozen=True):
         return any(msgspec.structs.astuple(self))
 
 
+_decode: Final = msgspec.json.Decoder(PublicationNote).decode
+
+
 def parse(comment: str) -> PublicationNote:
     """Return the note in a comment; an empty one where there is none that can be read."""
     for line in comment.splitlines():
         if line.startswith(_PREFIX):
             with suppress(msgspec.MsgspecError):
-                return msgspec.json.decode(line.removeprefix(_PREFIX), type=PublicationNote)
+                return _decode(line.removeprefix(_PREFIX))
             break
     return PublicationNote({}, {})
 

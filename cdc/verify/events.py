@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -69,6 +69,9 @@ class Event(msgspec.Struct, gc=False):
 
 def _left(row: Row | None, columns: tuple[str, ...]) -> Row | None:
     return row and {name: value for name, value in row.items() if name not in columns}
+
+
+decode: Final = msgspec.json.Decoder(Event).decode
 
 
 class Arrival(NamedTuple):

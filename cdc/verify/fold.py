@@ -36,7 +36,7 @@ from cdc.errors import (
 from cdc.events import LSN, Frontier, Position
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.records import alteration_of
-from cdc.verify.events import Arrival, Event, Row, TableState, canonical, key_hash
+from cdc.verify.events import Arrival, Event, Row, TableState, canonical, decode, key_hash
 from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.verify.snapshot import SnapshotEvents
 
@@ -80,7 +80,6 @@ class Fold:
         self.tables: dict[str, TableState] = {}
         self.events = 0
         self.frontiers: list[Frontier] = []
-        self._decode = msgspec.json.Decoder(Event).decode
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._homes: dict[tuple[str, int, bytes], tuple[int, int]] = {}
         self._complete_table = complete
@@ -120,7 +119,7 @@ class Fold:
             return
         self._expect_no_tombstone(home, here)
         try:
-            event = self._decode(value)
+            event = decode(value)
         except msgspec.MsgspecError as error:
             self.findings.add(f"{here} is not a change event: {unquoted(error)}")
             return
@@ -305,7 +304,7 @@ class Fold:
         """Return the event from its dead letter; the pointer if that can't be read."""
         pointing = arrival.event
         try:
-            event = self._decode(self._letters.event(dead))
+            event = decode(self._letters.event(dead))
         except (CDCError, msgspec.MsgspecError) as error:
             why = error.what if isinstance(error, CDCError) else unquoted(error)
             self._report(arrival, f"points to a dead letter that can't be read: {why}")

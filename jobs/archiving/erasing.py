@@ -66,6 +66,9 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     erased_at_us: int
 
 
+decode_erasure: Final = msgspec.json.Decoder(Erasure).decode
+
+
 class Subject(NamedTuple):
     """A row in the archive."""
 
@@ -261,7 +264,7 @@ def erasures(config: Config, archive: Archive) -> list[Erasure]:
     """Return the audit records of an opened archive, in their order."""
     where = f"topic = {_quoted(erased_topic(config.prefix))}"
     rows = lake.read(archive.table, ["offset", "value"], where).sort_by("offset")
-    return [msgspec.json.decode(each, type=Erasure) for each in rows["value"].to_pylist()]
+    return [decode_erasure(each) for each in rows["value"].to_pylist()]
 
 
 # -- what is left of it ----------------------------------------------------------------------------

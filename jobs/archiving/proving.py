@@ -22,7 +22,7 @@ from cdc.events import LSN
 from cdc.log import names, records
 from cdc.verify.digests import CutCheck, FrontierChain
 from lockstep.jobs.archiving import layout, merkle
-from lockstep.jobs.archiving.erasing import Erasure
+from lockstep.jobs.archiving.erasing import decode_erasure
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic
 from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered
 from lockstep.jobs.archiving.table import CHECKPOINT, HINT, check_commits, stated_checkpoint
@@ -271,7 +271,7 @@ class _Proving:
         counted = 0
         for value in self._audits:
             try:
-                counted += msgspec.json.decode(value, type=Erasure).records
+                counted += decode_erasure(value).records
             except msgspec.MsgspecError:
                 self._findings.append("an audit record of an erasure can't be read")
         if counted != self._erased:

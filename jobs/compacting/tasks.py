@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.buckets import Target
 
 _RESULT: Final = "result string"
+_decode: Final = msgspec.json.Decoder(Slice).decode
 
 
 def compact(
@@ -52,7 +53,7 @@ def _compacted(past: Past, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
     files = Files(past.bases, past.storage)
     for batch in batches:
         for text in batch.column(0).to_pylist():
-            counts, actions = written(past, files, [msgspec.json.decode(text, type=Slice)])
+            counts, actions = written(past, files, [_decode(text)])
             result = json.dumps({"counts": counts, "actions": actions})
             yield pa.RecordBatch.from_pydict({"result": [result]})
 
@@ -91,7 +92,7 @@ def _restored(task: Restore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     reader = PastChanges(task.past)
     for batch in batches:
         for text in batch.column(0).to_pylist():
-            actions = task.written(reader, msgspec.json.decode(text, type=Slice))
+            actions = task.written(reader, _decode(text))
             yield pa.RecordBatch.from_pydict({"result": [json.dumps({"actions": actions})]})
     task.sink.close()
 

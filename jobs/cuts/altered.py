@@ -5,7 +5,7 @@ docs/EVENTS.md, "Altered tables". Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -33,6 +33,9 @@ class _Message(msgspec.Struct):
 class _Event(msgspec.Struct):
     source: _Source
     message: _Message
+
+
+_decode: Final = msgspec.json.Decoder(_Event).decode
 
 
 def alterations(
@@ -65,7 +68,7 @@ def _decoded(messages: Events) -> Iterator[tuple[int, Alteration]]:
     """Yield the alterations among messages, with their seqs."""
     for key, value in zip(*messages, strict=True):
         if key == KEY:
-            event = msgspec.json.decode(value, type=_Event)
+            event = _decode(value)
             yield event.source.seq, alteration_of(event.message.content)
 
 

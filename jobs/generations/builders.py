@@ -68,6 +68,9 @@ class _Event(msgspec.Struct):
     source: _Source
 
 
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
 class LogBuilder:
     """Builds from the log."""
 
@@ -244,14 +247,13 @@ class LogBuilder:
             place: each._replace(start=max(each.start, held[place][0]))
             for place, each in wanted.items()
         }
-        decode = msgspec.json.Decoder(_Event).decode
         with closing(RangeReader(self._config)) as log:
             for _, messages in log.pieces(ranges):
                 for message in messages:
                     key, value = message.key(), message.value()
                     if value is None:
                         continue
-                    event = decode(value)
+                    event = _decode(value)
                     if event.op == "t":
                         truncated = max(truncated, event.source.seq)
                     elif key is not None:

@@ -57,6 +57,9 @@ class Definition(msgspec.Struct, frozen=True):
         return Version(self.schema_id, SCHEMA, view, name, self.key, self.columns, {})
 
 
+_decode: Final = msgspec.json.Decoder(Definition).decode
+
+
 def stored(sink: Sink, names: Iterable[str]) -> dict[str, Definition]:
     """Return the definitions of these views in an opened store."""
     return _decoded(sink.rows(DEFINITIONS, [_key(name) for name in names]).values())
@@ -91,6 +94,4 @@ def _key(view: str) -> bytes:
 
 def _decoded(rows: Iterable[bytes]) -> dict[str, Definition]:
     found = (msgspec.json.decode(row) for row in rows)
-    return {
-        each["view"]: msgspec.json.decode(each["definition"], type=Definition) for each in found
-    }
+    return {each["view"]: _decode(each["definition"]) for each in found}

@@ -134,7 +134,7 @@ class OpenSearchClient:
     def get_all(self, alias: str, ids: bytes) -> list[Got]:
         """Return the results for several `_id`s, given as a JSON array."""
         answer = self.call("POST", f"/{alias}/_mget", msgspec.Raw(b'{"ids":%b}' % ids))
-        return msgspec.json.decode(answer.body, type=_Gots).docs
+        return _decode_gots(answer.body).docs
 
     def close(self) -> None:
         self._client.close()
@@ -217,10 +217,14 @@ class _Refused(msgspec.Struct):
     error: Reason | str = ""
 
 
+_decode_gots: Final = msgspec.json.Decoder(_Gots).decode
+_decode_refused: Final = msgspec.json.Decoder(_Refused).decode
+
+
 def reason_of(body: str) -> Reason:
     """Return the reason in a refusal's body; an empty one if it is not JSON, as from a proxy."""
     try:
-        error = msgspec.json.decode(body, type=_Refused).error
+        error = _decode_refused(body).error
     except msgspec.MsgspecError:
         return Reason()
     return error if isinstance(error, Reason) else Reason(reason=error)

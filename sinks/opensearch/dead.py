@@ -75,6 +75,10 @@ class _LetterPage(msgspec.Struct):
     shards: Shards = msgspec.field(name="_shards")
 
 
+_decode_text: Final = msgspec.json.Decoder(_Text).decode
+_decode_page: Final = msgspec.json.Decoder(_LetterPage).decode
+
+
 class DeadLetterIndex:
     """The dead letters of a follower, by owner and `_id`."""
 
@@ -140,7 +144,7 @@ class DeadLetterIndex:
         letters = {}
         for each in self._client.get_all(self._alias, b"[%b]" % b",".join(names)):
             if each.is_there(f"an item of /{self._alias}/_mget"):
-                text = msgspec.json.decode(each.source, type=_Text).document
+                text = _decode_text(each.source).document
                 if text is not None:
                     letters[names[msgspec.json.encode(each.id)]] = text.encode()
         return letters
@@ -165,7 +169,7 @@ class DeadLetterIndex:
             answer = self._client.call("POST", f"/{self._alias}/_search", body, fine=_MISSING)
             if answer.status in _MISSING:
                 return
-            page = msgspec.json.decode(answer.body, type=_LetterPage)
+            page = _decode_page(answer.body)
             page.shards.expect_all(f"a search of {self._alias}")
             hits = page.hits.hits
             yield from (hit.source for hit in hits)

@@ -80,6 +80,11 @@ class _Refreshed(msgspec.Struct):
     shards: Shards = msgspec.field(name="_shards")
 
 
+_decode_task: Final = msgspec.json.Decoder(_Task).decode
+_decode_page: Final = msgspec.json.Decoder(_Page).decode
+_decode_refreshed: Final = msgspec.json.Decoder(_Refreshed).decode
+
+
 class Indices:
     """Requests about indices; the follower's record defines which must exist."""
 
@@ -174,7 +179,7 @@ class Indices:
         answer = self._client.call("POST", f"/{index.name}/_search", body, scroll=_SCROLL_KEPT)
         try:
             while True:
-                page = msgspec.json.decode(answer.body, type=_Page)
+                page = _decode_page(answer.body)
                 page.shards.expect_all(f"a search of {index.name}")
                 if not page.hits.hits:
                     return
@@ -182,14 +187,14 @@ class Indices:
                 body = {"scroll_id": page.scroll_id, "scroll": _SCROLL_KEPT}
                 answer = self._client.call("POST", "/_search/scroll", body)
         finally:
-            given = {"scroll_id": msgspec.json.decode(answer.body, type=_Page).scroll_id}
+            given = {"scroll_id": _decode_page(answer.body).scroll_id}
             self._client.call("DELETE", "/_search/scroll", given, fine=_MISSING)
 
     def refresh(self, names: Iterable[str]) -> None:
         """Make written documents visible to searches, in all indices at about the same time."""
         for some in _lines(names):
             answer = self._client.call("POST", f"/{some}/_refresh")
-            msgspec.json.decode(answer.body, type=_Refreshed).shards.expect_all("_refresh")
+            _decode_refreshed(answer.body).shards.expect_all("_refresh")
 
     def show(self, moves: Iterable[tuple[str, str | None, Iterable[str]]]) -> None:
         """Add each alias to one index, or none, and remove it from others, in one request."""
@@ -266,7 +271,7 @@ class Indices:
                 raise refusal(
                     503, Reason("task", "a node has left the cluster"), f"_reindex {new.name}"
                 )
-            task_state = msgspec.json.decode(answer.body, type=_Task)
+            task_state = _decode_task(answer.body)
             if task_state.completed:
                 break
             time.sleep(pause)

@@ -134,6 +134,11 @@ class _Written(msgspec.Struct):
     term: int = msgspec.field(name="_primary_term")
 
 
+_decode_record: Final = msgspec.json.Decoder(Record).decode
+_decode_stored: Final = msgspec.json.Decoder(_Stored).decode
+_decode_written: Final = msgspec.json.Decoder(_Written).decode
+
+
 class FollowerRecords:
     """The record of one follower, as this copy last read it, and this copy's generation.
 
@@ -200,7 +205,7 @@ class FollowerRecords:
         if answer.status in _MISSING:
             self._known = None
             return None
-        found = msgspec.json.decode(answer.body, type=_Stored)
+        found = _decode_stored(answer.body)
         record = found.source
         if record.format > FORMAT or record.pipeline != self.pipeline:
             raise ConfigError(
@@ -252,7 +257,7 @@ class FollowerRecords:
         )
 
     def _copied(self) -> Record:
-        return msgspec.json.decode(msgspec.json.encode(self.known), type=Record)
+        return _decode_record(msgspec.json.encode(self.known))
 
     def is_newest(self) -> bool:
         """Read the record again; return whether it is unchanged."""
@@ -273,7 +278,7 @@ class FollowerRecords:
             raise StoreLostError(f"the index of the alias {self._alias} is missing")
         if answer.status == 409:  # noqa: PLR2004
             return False
-        written = msgspec.json.decode(answer.body, type=_Written)
+        written = _decode_written(answer.body)
         self._known = record, written.seq_no, written.term
         return True
 

@@ -42,6 +42,9 @@ class Layout(NamedTuple):
     indexed: bool = False
 
 
+_decode: Final = msgspec.json.Decoder(Layout).decode
+
+
 class TargetBuild(NamedTuple):
     """The build to which a table's rows are written."""
 
@@ -192,7 +195,7 @@ def encoded_layout(layout: Layout) -> bytes:
 
 def decoded_layout(stored: bytes) -> Layout:
     """Return a stored layout."""
-    return msgspec.json.decode(stored, type=Layout)
+    return _decode(stored)
 
 
 def encoded_key(key: tuple[str, ...] | None) -> bytes:

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from cdc.errors import ConfigError, InvariantError, StoreLostError
 from lockstep.sinks.contract import Applied, StoreState, expect_alone, expect_key
 from lockstep.sinks.sql.database import Database, translated
-from lockstep.sinks.sql.tables import KnownTable, Tables
+from lockstep.sinks.sql.tables import Tables, decode_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -200,7 +200,7 @@ class SqlSink:
         if found is None or found.token != self._token:
             raise StoreLostError("another generation, or another store, is in its place")
         if tables:
-            self._tables.known = msgspec.json.decode(found.tables, type=dict[str, KnownTable])
+            self._tables.known = decode_tables(found.tables)
         nothing = Applied.beginning("", found.generation)
         applied = (
             Applied.from_fields(msgspec.json.decode(found.applied)) if found.applied else nothing

@@ -39,6 +39,9 @@ class KnownTable(msgspec.Struct):
     columns: dict[str, str]  # each one's type, as it was last wanted
 
 
+decode_tables: Final = msgspec.json.Decoder(dict[str, KnownTable]).decode
+
+
 class Tables:
     """A follower's tables; `schema`, if given, has all of them."""
 

@@ -55,6 +55,9 @@ IMPORTED_BY = {
 PURE = ("cdc/decode/", "cdc/sequence/sequencer.py", "cdc/events.py", "cdc/errors.py")
 IMPURE_IMPORTS = {"socket", "subprocess", "threading", "time", "os", "random"}
 
+# These make a type for one use, or hold a lock.
+PREPARES_TYPES = ("cdc/log/records.py", "sinks/shapes.py", "sinks/delta/columns.py")
+
 NOT_OURS = {"self", "cls", "os", "KafkaError"}
 NAMED_TUPLES_OWN = {"_asdict", "_fields", "_make", "_replace"}
 
@@ -166,6 +169,27 @@ def test_sinks_know_the_event_types_alone() -> None:
         and (node.module or "").startswith("cdc")
         and node.module not in {"cdc.events", "cdc.errors"}
     ] == []
+
+
+def test_types_are_prepared_while_their_modules_are_imported() -> None:
+    """Msgspec crashes the process if two threads use a type for the first time at once."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    assert [
+        f"{name}:{call.lineno}"
+        for name, path in SOURCES.items()
+        if name.startswith(("cdc/", "sinks/", "jobs/")) and name not in PREPARES_TYPES
+        for function in ast.walk(tree(path))
+        if isinstance(function, functions)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("msgspec.")
+        if ast.unparse(call.func).endswith(".Decoder")
+        or any(each.arg == "type" and _may_need_form(each.value) for each in call.keywords)
+    ] == []
+
+
+def _may_need_form(type_: ast.expr) -> bool:
+    names = {each.id for each in ast.walk(type_) if isinstance(each, ast.Name)}
+    return not names <= {"dict", "list", "tuple", "str", "int", "bytes", "Any", "Raw", "msgspec"}
 
 
 def test_the_core_is_pure() -> None:

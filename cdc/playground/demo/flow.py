@@ -43,6 +43,9 @@ class _Event(msgspec.Struct, gc=False):
     ts_us: int
 
 
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
 class ShownEvent(NamedTuple):
     """One event as the view shows it; keys are shown because the demo's data is made up."""
 
@@ -108,7 +111,6 @@ class Flow:
         # None for one that has not reported yet.
         self.followers: dict[str, FollowerRecord | None] = dict.fromkeys(followers)
         self._frontier_topic = frontier_topic
-        self._decode = msgspec.json.Decoder(_Event).decode
         self._holes = 0  # seqs of the initial snapshot without a row
 
     def take(self, seen: Seen, now: float) -> None:
@@ -121,7 +123,7 @@ class Flow:
             self._holes += record.holes
             self.transactions.add(now)
             return
-        event = self._decode(seen.value)
+        event = _decode(seen.value)
         late_ms = max(0.0, now * 1000 - event.ts_us / 1000)
         self._show(seen, event, late_ms)
         if event.op != "r":  # an existing row is not a change

@@ -76,6 +76,10 @@ class _Signal(msgspec.Struct, frozen=True):
     data: _Data | None = None
 
 
+_decode: Final = msgspec.json.Decoder(Command).decode
+_decode_signal: Final = msgspec.json.Decoder(_Signal).decode
+
+
 def encode(command: Command) -> bytes:
     return msgspec.json.encode(command)
 
@@ -85,9 +89,8 @@ def parse(prefix: str, content: bytes) -> list[Command]:
 
     A signal of several tables with conditions of their own is several commands.
     """
-    kind: type[Command | _Signal] = Command if prefix == COMMAND else _Signal
     try:
-        read = msgspec.json.decode(content, type=kind)
+        read = _decode(content) if prefix == COMMAND else _decode_signal(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CommandError("it is not a command") from error
     return [_checked(read)] if isinstance(read, Command) else _of_signal(read)

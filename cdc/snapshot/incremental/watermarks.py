@@ -31,6 +31,9 @@ class Watermark(msgspec.Struct, frozen=True, array_like=True):
     mac: str = ""
 
 
+_decode: Final = msgspec.json.Decoder(Watermark).decode
+
+
 class Signer:
     """Signs the watermarks of one session, and recognizes them."""
 
@@ -64,6 +67,6 @@ def decode(content: bytes) -> Watermark | None:
     if len(content) > _MAX_BYTES:
         return None
     try:
-        return msgspec.json.decode(content, type=Watermark)
+        return _decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

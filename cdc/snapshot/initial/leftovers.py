@@ -51,6 +51,9 @@ class _Event(msgspec.Struct):
     source: _Source
 
 
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
 class LeftoverDeletes:
     """The deletes of one topic partition; `index` is its index in `plan.stale`."""
 
@@ -84,14 +87,13 @@ class LeftoverDeletes:
 
     def left(self, passes: int, turn: int) -> list[bytes]:
         """Return the keys of one slice that are to be deleted, in the log's order."""
-        decode = msgspec.json.Decoder(_Event).decode
         old: dict[bytes, None] = {}
         now: set[bytes] = set()
         place = self._stale.topic, self._stale.partition
         for key, value in reader.read_partition(self._config, *place):
             if key is None or value is None or zlib.crc32(key) % passes != turn:
                 continue
-            event = decode(value)
+            event = _decode(value)
             if event.op == "d":
                 old.pop(key, None)
             elif event.source.seq >= self._plan.first_seq:
@@ -112,12 +114,11 @@ class LeftoverDeletes:
             if (home := partition_of(key, count)) != number:
                 wanted.setdefault(home, set()).add(key)
         found: set[bytes] = set()
-        decode = msgspec.json.Decoder(_Event).decode
         for home, mine in wanted.items():
             for read, value in reader.read_partition(self._config, topic_, home):
                 if read is None or read not in mine or value is None:
                     continue
-                event = decode(value)
+                event = _decode(value)
                 if event.op != "d" and event.source.seq >= self._plan.first_seq:
                     found.add(read)
         return found

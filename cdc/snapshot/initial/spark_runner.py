@@ -118,7 +118,7 @@ def _end_of(file: IO[bytes]) -> str:
 def _printed_error(output: str) -> CDCError | None:
     """Return the error that the job has printed as JSON; None where it has printed none."""
     try:
-        found = msgspec.json.decode(output[max(0, output.rfind("{")) :], type=_PrintedError)
+        found = _decode(output[max(0, output.rfind("{")) :])
     except msgspec.MsgspecError:
         return None
     kind = getattr(errors, found.error, CDCError)
@@ -129,6 +129,9 @@ class _PrintedError(msgspec.Struct):
     error: str
     what: str
     hint: str
+
+
+_decode: Final = msgspec.json.Decoder(_PrintedError).decode
 
 
 def _submit() -> list[str]:
