@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from benchmarks import (
+    console,
     costs,
     costs_page,
     digest,
@@ -90,6 +91,7 @@ BENCHMARKS = {
     view_refresh.NAME: Benchmark(view_refresh.run, 20, 20),
     view_timeline.NAME: Benchmark(view_timeline.run, 6, 6),
     view_tpch.NAME: Benchmark(view_tpch.run, 10, 10),
+    console.NAME: Benchmark(console.run, 11, 11),
     digest.NAME: Benchmark(digest.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

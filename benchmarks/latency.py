@@ -120,7 +120,7 @@ def _floor(up: Servers, connection: psycopg.Connection, options: Options) -> Per
         with subprocess.Popen(
             [*command, str(skip), str(total)], stdout=subprocess.PIPE, text=True
         ) as reader:
-            load = _load(up, "floor", options.rate, total / options.rate)
+            load = start_load(up, "floor", options.rate, total / options.rate)
             with load:
                 out, _ = reader.communicate(timeout=total / options.rate + _LOAD_GRACE_SECONDS)
                 load.wait(_LOAD_GRACE_SECONDS)
@@ -162,7 +162,7 @@ def _under_load(
     Returns the measured window too: microseconds since 1970.
     """
     seconds = options.warm_up_seconds + options.seconds
-    with _load(up, subject.name, options.rate, seconds) as load:
+    with start_load(up, subject.name, options.rate, seconds) as load:
         progress = Every(10.0)
 
         def until(deadline: float) -> bool:
@@ -223,7 +223,7 @@ def _stages(
     }
 
 
-def _load(up: Servers, name: str, rate: int, seconds: float) -> Program:
+def start_load(up: Servers, name: str, rate: int, seconds: float) -> Program:
     command = [sys.executable, "-m", "benchmarks.commit_load"]
     command += [str(up.postgres_port), str(rate), str(seconds)]
     return Program("the commit load", command, up.place.folder / f"load-{name}.log")

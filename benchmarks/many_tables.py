@@ -45,7 +45,7 @@ _LOOK_SECONDS: Final = 0.1
 _TIMEOUT_SECONDS: Final = 900.0
 # How many bytes a broker preallocates for each of the two indexes of a partition. With the default
 # of 10 MB, thousands of partitions fill the page cache where the disk reads ahead by megabytes.
-_BROKER: Final = {"log.index.size.max.bytes": "65536"}
+BROKER: Final = {"log.index.size.max.bytes": "65536"}
 # The locks of one transaction: each table, its key's index and its rows.
 _SETTINGS: Final = {**drains.POSTGRES, "max_locks_per_transaction": "1024"}
 _CREATE: Final = """
@@ -75,11 +75,11 @@ def run(options: Options) -> dict[str, Any]:
     tables = options.rows or _TABLES
     transactions = _TRANSACTIONS if options.rows is None else tables
     with (
-        servers.running(NAME, _SETTINGS, keep=options.keep, broker=_BROKER) as up,
+        servers.running(NAME, _SETTINGS, keep=options.keep, broker=BROKER) as up,
         up.connect() as connection,
     ):
-        _create(connection, "many", tables)
-        _create(connection, "spread", _SPREAD)
+        create(connection, "many", tables)
+        create(connection, "spread", _SPREAD)
         subject, run_name = daemon.Daemon(), "many"
         began_at = time.monotonic()
         subject.prepare(up.place, run_name, ("many_*", "spread_*"))
@@ -91,12 +91,12 @@ def run(options: Options) -> dict[str, Any]:
             seen.until(0)
             idle_mb = measure.peak_rss_mb(program.pid)
             before = measure.cpu_seconds(program.pid)
-            committed_at = _commit(connection, _TOUCH.format(count=tables, prefix="many", id=1))
+            committed_at = touch(connection, "many", tables)
             seconds = seen.until(tables) - committed_at
             touched_cpu = measure.cpu_seconds(program.pid) - before
             peak_mb = measure.peak_rss_mb(program.pid)
             say(f"{tables:,} tables in one transaction: {seconds:.1f} s, {peak_mb:.0f} MB")
-            _commit(connection, _TOUCH.format(count=_SPREAD, prefix="spread", id=1))
+            touch(connection, "spread", _SPREAD)
             seen.until(tables + _SPREAD)
             spread = _compare(connection, seen, tables + _SPREAD, transactions)
         checked = _check(config, seen.identity)
@@ -129,10 +129,16 @@ def run(options: Options) -> dict[str, Any]:
     )
 
 
-def _create(connection: psycopg.Connection, prefix: str, count: int) -> None:
+def create(connection: psycopg.Connection, prefix: str, count: int) -> None:
+    """Create so many tables, which are named by the prefix and a number from 1 on."""
     for first in range(1, count + 1, _CREATE_AT_ONCE):
         last = min(count, first + _CREATE_AT_ONCE - 1)
         connection.execute(_CREATE.format(first=first, last=last, prefix=prefix).encode())
+
+
+def touch(connection: psycopg.Connection, prefix: str, count: int) -> float:
+    """Insert a row into each table, in one transaction; return the time after its commit."""
+    return _commit(connection, _TOUCH.format(count=count, prefix=prefix, id=1))
 
 
 def _commit(connection: psycopg.Connection, statement: str) -> float:
