@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest,
 from tests.fixtures.receiver import Receiver
 
 SECRET = "whsec_" + "QUJD" * 10
+_STEADY_KEYS = 100
+_STEADY_CHANGES = 1_000
+# A key that is refused for so long is tried again a minute later at most.
+_REFUSED = 120.0
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int, card text)"
 _MASKS: dict[str, object] = {"public.t": {"mask": {"card": {"fixed": "hidden"}}}}
 
@@ -142,6 +147,60 @@ def test_a_receiver_that_fails_gets_every_change_each_keys_in_order(
     assert {event["table"] for event in receiver.delivered} == {"public.t"}
     ids = {(event["id"], event["change"]["source"]["seq"]) for event in receiver.delivered}
     assert len(ids) == count, "an event's id is the same whenever it is sent"
+
+
+@pytest.mark.long("half a minute at a steady rate, and it wants the machine for itself")
+def test_keys_that_are_not_refused_arrive_within_two_seconds(
+    pipeline: NewPipeline, receiver: Receiver
+) -> None:
+    """While the receiver refuses 30 % of the keys, which then arrive in their order."""
+    chance, refuses = random.Random(23), threading.Event()
+    accepted: dict[int, float] = {}
+
+    def answer(events: list[dict[str, Any]]) -> int:
+        time.sleep(chance.random() * 0.05)
+        keys = {event["change"]["after"]["id"] for event in events}
+        if refuses.is_set() and any(key % 10 < 3 for key in keys):
+            return 500
+        for event in events:
+            accepted.setdefault(event["change"]["source"]["seq"], time.time())
+        return 204
+
+    receiver.answer = answer
+    line = hooked(pipeline, receiver)
+    count = write(line, _STEADY_KEYS, 1) + 1
+    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+        stopping = threading.Event()
+        runs = threading.Thread(target=hook.run, args=(stopping.is_set,))
+        runs.start()
+        wait_until(lambda: len(accepted) == count, "the keys' first changes do not arrive")
+        refuses.set()
+        count += _write_steadily(line, chance)
+        refuses.clear()
+        wait_until(lambda: len(seqs(receiver)) == count, "refused keys do not arrive", _REFUSED)
+        stopping.set()
+        runs.join()
+    changes = [event["change"] for event in receiver.delivered]
+    found = orders(receiver.delivered)
+    assert all(seqs == sorted(seqs) for seqs in found.values())
+    late = sorted(
+        accepted[change["source"]["seq"]] - change["source"]["ts_us"] / 1e6
+        for change in changes
+        if change["after"]["n"] and change["after"]["id"] % 10 >= 3
+    )
+    assert late[int(len(late) * 0.99)] <= 2.0
+
+
+def _write_steadily(line: PipelineUnderTest, chance: random.Random) -> int:
+    """Update keys at random, 50 a second, each in its own transaction; return the changes."""
+    due = time.monotonic()
+    with line.database.connect() as connection:
+        for number in range(1, _STEADY_CHANGES + 1):
+            key = chance.randint(1, _STEADY_KEYS)
+            connection.execute("UPDATE t SET n = %s WHERE id = %s", (number, key))
+            due += 0.02
+            time.sleep(max(0.0, due - time.monotonic()))
+    return _STEADY_CHANGES
 
 
 def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
