@@ -35,6 +35,7 @@ from cdc.events import LSN
 from cdc.log import reader
 from cdc.log.follower_reports import Readings
 from cdc.log.groups import NOW
+from cdc.operate import incomplete_topics
 from cdc.operate.readable import size
 from cdc.source import token as tokens
 from cdc.source.token import Token
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from cdc.log.completeness import IncompleteTopic
     from cdc.log.follower_reports import FollowerRecord
 
 __all__ = [
@@ -131,6 +133,16 @@ class Client:
                 finally:
                     self._lock.release()
         return {name: newest[name] for name in names}
+
+    def incomplete(self) -> list[IncompleteTopic]:
+        """Return the topics that lack changes of their tables, with why and what to do.
+
+        A rewrite without events, or a rename, makes a topic incomplete until the table is read
+        again: until then its rows in stores may differ from the source, at every frontier. Reads
+        all table versions in the log.
+        """
+        found = incomplete_topics.incomplete_by_log(self._config)
+        return [each for each in found if each.captured]
 
     def changes(
         self, tables: Sequence[str], group: str, start: LSN | datetime | str = NOW

@@ -13,14 +13,16 @@ from cdc.cli.options import (
     print_done,
     print_json,
     print_waiting,
+    print_warning,
     time_limit,
     with_config,
 )
-from cdc.errors import Exit, LagError
+from cdc.errors import CDCError, Exit, LagError
 
 if TYPE_CHECKING:
     from cdc.client import Client, FollowerLag
     from cdc.config import Config
+    from cdc.log.completeness import IncompleteTopic
     from cdc.log.follower_reports import FollowerRecord
 
 
@@ -56,8 +58,8 @@ def wait(
 ) -> None:
     """Return as soon as every named follower has applied everything up to an LSN.
 
-    From then on its store shows what was committed up to there. Reads the followers' reports in the
-    log, and no store.
+    From then on its store shows what was committed up to there, except in tables that it names: of
+    those the log is incomplete. Reads the followers' reports in the log, and no store.
 
     Exits 0 when all have, 75 when one lags, 69 when one or the daemon is not running, 78 when one
     has halted and needs a person, or when the token is of another database.
@@ -76,14 +78,26 @@ def wait(
     began = time.monotonic()
     with Client(config) as client:
         applied = _wait_with_reports(config, client, given, names, timeout)
-    seconds = time.monotonic() - began
+        seconds = time.monotonic() - began
+        incomplete = _incomplete(client)
     if as_json:
         keep = ("lsn", "seq", "epoch", "state")
         each = {who: {name: getattr(at, name) for name in keep} for who, at in applied.items()}
-        print_json({"seconds": round(seconds, 3), "followers": each})
+        differ = [topic.fields() for topic in incomplete]
+        print_json({"seconds": round(seconds, 3), "followers": each, "incomplete_topics": differ})
         return
     for name, record in applied.items():
         print_done(f"{name} has applied all up to {record.lsn}, seq {record.seq}")
+    for topic in incomplete:
+        print_warning(f"{topic.what}; stores may differ from the table: {topic.remedy}")
+
+
+def _incomplete(client: Client) -> list[IncompleteTopic]:
+    try:
+        return client.incomplete()
+    except CDCError as error:  # the wait itself has succeeded
+        print_warning(f"whether a topic is incomplete is not known: {error.what}")
+        return []
 
 
 def _wait_with_reports(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cdc.log import reader
+from cdc.log.completeness import Completeness
+from cdc.snapshot.incremental import topic
 from cdc.source.members import read_members
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.completeness import Completeness, IncompleteTopic
+    from cdc.log.completeness import IncompleteTopic
     from cdc.source.connection import Connection
 
 
@@ -20,3 +23,10 @@ def read_incomplete(
         return []
     members = read_members(connection, config.publication)
     return completeness.incomplete({(each.schema, each.table) for each in members})
+
+
+def incomplete_by_log(config: Config) -> list[IncompleteTopic]:
+    """Return the incomplete topics without asking the catalog. Blocks."""
+    # Before what has replaced their rows, which names versions.
+    schemas = reader.read_schemas(config)
+    return Completeness(schemas, topic.read_all(config).replacements).incomplete(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from cdc.config import Config
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import Reports
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.reported import reported
+from tests.integration.test_altered_tables import alter
 
 FOLLOWERS = {"cache": {"redis": {"url": "redis://localhost"}}}
 
@@ -178,6 +181,28 @@ def test_the_commands_say_which_followers_lag(
     token = capsys.readouterr().out.strip()
     follower.apply(1 << 62)
     assert wait("--token", token)[0] == wait()[0] == Exit.OK
+
+
+def test_a_wait_names_the_tables_that_stores_do_not_show_as_the_source_has_them(
+    line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (1)")
+    converge(line.config)
+    follower.apply(1 << 62)
+    wait = ["wait", "--lsn", "0/1", "-c", str(line.config_file)]
+    assert run([*wait, "--json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["incomplete_topics"] == []
+    alter(line, "ALTER TABLE t ADD c float8 DEFAULT random()")
+    with Client(line.config) as client:
+        wait_until(client.incomplete, "the topic is not incomplete")
+        [found] = client.incomplete()
+    assert (found.name, found.remedy) == ("public.t", "cdc snapshot public.t --replace")
+    assert run([*wait, "--json"]) == Exit.OK
+    [shown] = json.loads(capsys.readouterr().out)["incomplete_topics"]
+    assert shown == found.fields()
+    assert run(wait) == Exit.OK
+    assert f"{found.what}; stores may differ from the table" in capsys.readouterr().out
 
 
 def test_a_pipeline_without_followers_has_nobody_to_wait_for(pipeline: NewPipeline) -> None:
