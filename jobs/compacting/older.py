@@ -89,6 +89,11 @@ class OlderEvents:
             )
         return tuple(known[each] for each in sorted(schema_ids))
 
+    def topics(self) -> set[str]:
+        """Return the topics of all tables that have a version at the frontier."""
+        self.every_version()
+        return {each.topic for each in self._present}
+
     def newest_version(self, topic: str) -> Version:
         """Return the version that a table has at the frontier."""
         self.every_version()

@@ -25,7 +25,7 @@ from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.slices import Tables
 from lockstep.jobs.cuts.chosen import Chosen
-from lockstep.sinks.contract import WrittenByTasks
+from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,8 +69,10 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> Start
     if state is None:
         raise past.missing_frontier(wanted)
     chosen = Chosen(config, config.followers[name])
-    topics = frozenset(topic for topic in state.rows if chosen.follows(topic))
-    found = unreadable(config, state, topics)
+    older = OlderEvents(Tables(state.past))
+    # A table without rows, too: stores that have followed the log have it.
+    topics = frozenset(topic for topic in older.topics() if chosen.follows(topic))
+    found = unreadable(config, older, topics & state.rows.keys())
     if found:
         raise ConfigError(
             f"{name} can't be filled from the archive: {'; '.join(found)}",
@@ -79,10 +81,10 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> Start
     return Start(state, topics)
 
 
-def unreadable(config: Config, state: State, topics: frozenset[str]) -> list[str]:
+def unreadable(config: Config, older: OlderEvents, topics: frozenset[str]) -> list[str]:
     """Return why these tables are not in the archive completely, or can't be read from it."""
     found = []
-    versions = OlderEvents(Tables(state.past)).every_version().values()
+    versions = older.every_version().values()
     for topic in sorted(topics):
         table = names.table_name(config.prefix, topic)
         keys = {each.key for each in versions if each.topic == topic}
@@ -171,6 +173,9 @@ class Restoring:
         return topic in kept if topic.startswith(own) else self._chosen.follows(topic)
 
     def _write(self, sink: Sink, version: Version, parts: list[Slice]) -> None:
+        if not parts:
+            sink.write(Changes((version,), []))
+            return
         rows = self._start.state.rows[version.topic]
         is_large = self._spark is not None and rows > LARGE_ROWS and bool(version.key)
         target = None

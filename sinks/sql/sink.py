@@ -127,9 +127,10 @@ class SqlSink:
             if changes.truncated is not None:
                 self._tables.truncate(cut, changes.version, changes.truncated)
             new = [each for each in changes.changes if each.seq > self._floor]
-            if not new:
+            if not new and self._tables.has(changes.version):
                 return 0
-            key = next(v.key for v in changes.versions if v.schema_id == new[0].schema_id)
+            of = new[0].schema_id if new else changes.version.schema_id
+            key = next(v.key for v in changes.versions if v.schema_id == of)
             stored = self._tables.key_of_rows(cut, changes.version)
             expect_key(changes._replace(truncated=None), stored, self._floor)
             # Postgres may refuse to change a table after the first rows of the transaction.

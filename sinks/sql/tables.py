@@ -54,6 +54,10 @@ class Tables:
         """Return a table's name for statements."""
         return self._database.quoted(self._schema_of(version), version.table)
 
+    def has(self, version: Version) -> bool:
+        """Return whether the follower has a table for this one."""
+        return self.place(version) in self.known
+
     def missing(self, connection: Connection) -> list[str]:
         return [at for at in self.known if not self._database.columns(connection, at)]
 
@@ -204,7 +208,7 @@ class Tables:
 
     def truncate(self, cut: Connection, version: Version, seq: int) -> None:
         """Delete the rows below a seq."""
-        if self.place(version) in self.known:
+        if self.has(version):
             below = f"DELETE FROM {self.place(version)} WHERE {SEQ} < {self._database.mark}"  # noqa: S608 - a quoted name
             cut.exec_driver_sql(below, (seq,))
 

@@ -132,6 +132,14 @@ class Past:
                 rows[row["id"]] = row
         return found
 
+    def shown(self, name: str) -> State:
+        """Return what the generation of a store that readers see holds."""
+        sink = self.sink(name)
+        assert isinstance(sink, Generations)
+        generation = sink.current()
+        assert generation is not None
+        return self.at(name, generation)
+
     def in_delta(self) -> State:
         read = read_as_of_arrow(str(self.folder / "lake"), ["public.users", "public.quiet"])
         return {
@@ -139,8 +147,8 @@ class Past:
             for name, table in read.tables.items()
         }
 
-    def in_sqlite(self) -> State:
-        store = SqliteStore(self.folder / "copy.db")
+    def in_sqlite(self, follower: str = "copy") -> State:
+        store = SqliteStore(self.folder / f"{follower}.db")
         return {
             name: {row["id"]: _plain(row) for row in store.query(f"SELECT * FROM {name}")}
             for name in ("users", "quiet")
@@ -170,12 +178,19 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def kept(pipeline: NewPipeline, redis_client: redis.Redis, redis_url: str, tmp_path: Path) -> Past:
+def kept(
+    pipeline: NewPipeline,
+    redis_client: redis.Redis,
+    redis_url: str,
+    opensearch_url: str,
+    tmp_path: Path,
+) -> Past:
     """Some states archived with a base, some in the archive after it, some in the topics only."""
     followers: dict[str, object] = {
         "cache": {"redis": {"url": redis_url}},
         "copy": {"sql": {"url": f"sqlite:///{tmp_path}/copy.db"}},
         "mirror": {"delta": {"path": str(tmp_path / "lake")}},
+        "search": {"opensearch": {"url": opensearch_url}},
     }
     made = pipeline(
         *TABLES,
@@ -219,6 +234,19 @@ def test_every_store_is_filled_from_base_archive_and_topics(kept: Past) -> None:
     for name, read in (("cache", kept.in_redis), ("mirror", kept.in_delta)):
         kept.rebuild(name).run()
         assert read() == kept.states[-1][1], name
+
+
+def test_a_table_without_rows_is_filled_as_an_empty_one(kept: Past) -> None:
+    """As it is in stores that have followed its truncate."""
+    kept.pipeline.start().wait_ready()
+    kept.pipeline.database.execute("TRUNCATE quiet")
+    kept.archived.reach()
+    Compaction(kept.config, None).run()
+    assert kept.pipeline.daemon.term() == 0
+    for name, read in (("copy", kept.in_sqlite), ("mirror", kept.in_delta)):
+        kept.rebuild(name).run()
+        assert read() == kept.source()
+        assert read()["quiet"] == {}
 
 
 def test_a_state_of_the_past_is_built_from_base_and_archive(kept: Past) -> None:
@@ -302,16 +330,17 @@ def test_a_log_that_does_not_continue_the_archive_is_refused(kept: Past) -> None
         restoring.expect_seam(kept.config, frontier._replace(applied=applied))
 
 
-@pytest.mark.long("the other steps", sample=["restore_written"])
+@pytest.mark.long("the other steps", sample=["restore_written-cache"])
+@pytest.mark.parametrize("store", ["cache", "search"])
 @pytest.mark.parametrize("failpoint", failpoints.RESTORE_NAMES)
 def test_a_rebuild_killed_while_it_reads_the_archive_is_completed_by_the_next(
-    kept: Past, failpoint: str
+    kept: Past, failpoint: str, store: str
 ) -> None:
     """Although rows were deleted, and archived, between the two."""
     kept.forget()
     assert cdc(["topics", "acknowledge", "--yes", "-c", str(kept.pipeline.config_file)]) == 0
     config = str(kept.pipeline.config_file)
-    command = [sys.executable, str(files.job("rebuild")), "cache", "--config", config]
+    command = [sys.executable, str(files.job("rebuild")), store, "--config", config]
     killed = subprocess.run(
         command,
         env={**os.environ, "LOCKSTEP_FAILPOINT": failpoint},
@@ -324,8 +353,8 @@ def test_a_rebuild_killed_while_it_reads_the_archive_is_completed_by_the_next(
     kept.pipeline.database.execute("DELETE FROM users WHERE id % 2 = 0")
     kept.archived.reach()
     Compaction(kept.config, None).run()
-    kept.rebuild("cache").run()
-    assert kept.in_redis() == kept.source()
+    kept.rebuild(store).run()
+    assert kept.shown(store) == kept.source()
 
 
 def empty(kept: Past, *topics: str) -> None:
