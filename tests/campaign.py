@@ -1,9 +1,9 @@
 """Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
 
-Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load, faults
-during snapshots. Each run draws a new seed, unless `--seed` names one. Each attack prints its
-figures as one line of JSON; `--write FILE` keeps them all, with what repeats them. Ends with an
-exit code other than 0 as soon as one of them finds something.
+Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load, during
+snapshots, in followers, around the archive. Each run draws a new seed, unless `--seed` names one.
+Each attack prints its figures as one line of JSON; `--write FILE` keeps them all, with what repeats
+them. Ends with an exit code other than 0 as soon as one of them finds something.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,8 @@ import orjson
 ROOT: Final = Path(__file__).parents[1]
 # The share of the fuzzed inputs for each target: the readers of the stream's bytes get most.
 _SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
-_PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot", "followers")
+_ARCHIVES_AT_ONCE: Final = 3
+_PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot", "followers", "archives")
 
 
 class FoundError(Exception):
@@ -150,9 +152,46 @@ def followers(chosen: argparse.Namespace) -> dict[str, Any]:
         return reported
 
 
+def archives(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Run rounds of faults around the archive, several at a time: most of a round is waiting."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "archives.jsonl"
+        share, more = divmod(chosen.archives, _ARCHIVES_AT_ONCE)
+
+        def rounds(first: int, many: int) -> None:
+            env = {
+                "LOCKSTEP_ARCHIVES": str(many),
+                "LOCKSTEP_SEED": str(first),
+                "LOCKSTEP_RESULT": str(result),
+            }
+            _run("pytest", "-q", "tests/faults", "-m", "archives", "-p", "no:randomly", **env)
+
+        with ThreadPoolExecutor(_ARCHIVES_AT_ONCE) as pool:
+            first, running = chosen.seed, []
+            for number in range(min(chosen.archives, _ARCHIVES_AT_ONCE)):
+                many = share + (number < more)
+                running.append(pool.submit(rounds, first, many))
+                first += many
+            for each in running:
+                each.result()
+        reported = [orjson.loads(line) for line in result.read_bytes().splitlines()]
+    kinds: Counter[str] = Counter()
+    for each in reported:
+        kinds.update(each["kinds"])
+    summed = ("writes", "events", "bases", "deleted", "seconds")
+    return {
+        "first_seed": chosen.seed,
+        "rounds": len(reported),
+        "faults": kinds.total(),
+        "kinds": dict(kinds.most_common()),
+        **{name: round(sum(each[name] for each in reported), 1) for name in summed},
+    }
+
+
 def summary(figures: dict[str, Any]) -> str:
     """Return in words what the figures are: a paragraph of docs/GUARANTEES.md."""
     faults, fuzz, rounds = (figures[name] for name in ("faults", "fuzz", "followers"))
+    archive = figures["archives"]
     simulated, snapshot = figures["simulation"], figures["snapshot"]
     snapshots = (snapshot["initial"], snapshot["live"])
     (seed,) = {each["seed"] for each in fuzz["targets"].values()}
@@ -169,7 +208,10 @@ def summary(figures: dict[str, Any]) -> str:
         f" {fuzz['inputs']:,} fuzzed inputs (seed {seed}): no finding; {rounds['rounds']} rounds of"
         f" followers with {rounds['injuries']} faults (from seed {rounds['first_seed']}):"
         f" {rounds['commits']:,} commits, {rounds['differences']} differences,"
-        f" {rounds['mirror_reads']:,} reads of mirrors without half a transaction."
+        f" {rounds['mirror_reads']:,} reads of mirrors without half a transaction;"
+        f" {archive['rounds']} rounds around the archive with {archive['faults']} faults (from seed"
+        f" {archive['first_seed']}): {archive['events']:,} events, each archived once,"
+        f" {archive['deleted']:,} offsets deleted by retention meanwhile, each store the database."
     )
 
 
@@ -186,6 +228,7 @@ def main() -> int:
     )
     parser.add_argument("--followers", type=int, default=50, help="rounds of followers with faults")
     parser.add_argument("--reads", type=int, default=500, help="reads at random frontiers")
+    parser.add_argument("--archives", type=int, default=50, help="rounds around the archive")
     parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()
@@ -200,6 +243,7 @@ def main() -> int:
         "faults": faults,
         "snapshot": snapshot,
         "followers": followers,
+        "archives": archives,
     }
     for name, attack in attacks.items():
         if chosen.only in (None, name):

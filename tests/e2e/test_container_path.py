@@ -12,7 +12,7 @@ import pytest
 from cdc.log.follower_reports import Readings
 from cdc.playground.demo.database import wal_end
 from cdc.playground.demo.stores import prove_followers
-from tests.faults.follower_world import Follow
+from tests.fixtures.commands import CommandSession
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.spark import need_java
@@ -87,7 +87,9 @@ def test_three_stores_follow_and_equal_the_database_killed_or_not(
             for number in range(2):
                 folder = tmp_path / f"follow-{number}"
                 folder.mkdir()
-                copies.append(Follow(line.config_file, folder / "log", folder))
+                copies.append(
+                    CommandSession(line.config_file, "follow", log=folder / "log", scratch=folder)
+                )
                 seen = load.commits
                 wait_until(lambda: load.commits > seen + 200, "no load")  # noqa: B023 - at once
                 if number == 0:

@@ -14,7 +14,7 @@ import redis
 from cdc.client import Client, LagError
 from cdc.errors import Exit
 from cdc.operate.status import read_status
-from tests.faults.follower_world import Follow
+from tests.fixtures.commands import CommandSession
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 ROUNDS = int(os.environ.get("LOCKSTEP_WAITS", "25"))
@@ -35,8 +35,10 @@ def line(pipeline: NewPipeline, redis_url: str, redis_client: redis.Redis) -> Pi
 
 
 @pytest.fixture
-def follow(line: PipelineUnderTest, tmp_path: Path) -> Iterator[Follow]:
-    follow = Follow(line.config_file, tmp_path / "follow.log", tmp_path / "scratch")
+def follow(line: PipelineUnderTest, tmp_path: Path) -> Iterator[CommandSession]:
+    follow = CommandSession(
+        line.config_file, "follow", log=tmp_path / "follow.log", scratch=tmp_path / "scratch"
+    )
     yield follow
     follow.kill()
     print(follow.log[-6_000:])  # noqa: T201 - pytest shows it where the test failed
@@ -49,7 +51,7 @@ def _state(line: PipelineUnderTest) -> str:
 
 def test_what_was_waited_for_is_there(
     line: PipelineUnderTest,
-    follow: Follow,
+    follow: CommandSession,
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

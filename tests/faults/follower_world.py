@@ -7,21 +7,14 @@ would, and check every state that they see against its own digest.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-import psutil
 import psycopg
 import pytest
 import requests
@@ -30,6 +23,7 @@ from tests.faults import follower_types
 from tests.faults.follower_http import HttpProxy
 from tests.faults.follower_rows import DDL, TABLES, State, database_rows, differences, findings
 from tests.faults.follower_stores import Delta, OpenSearch, Postgres, Reading, Redis, Sqlite
+from tests.fixtures.commands import CommandSession
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 from tests.fixtures.servers import Database
 from tests.fixtures.store_postgres import url_of
@@ -40,77 +34,10 @@ if TYPE_CHECKING:
 CONVERGE_SECONDS: Final = 600.0
 # So that some cuts are of one transaction that is larger than this, and others of many.
 _MAX_EVENTS: Final = 2_000
-_STOP_SECONDS: Final = 180.0
 _LOOK_SECONDS: Final = 0.2
 _SHOWN_CHARACTERS: Final = 4_000
 # Exit codes that a restart would only repeat.
 _FINAL: Final = {64, 70, 77, 78, 2}
-
-
-class Follow:
-    """One `cdc follow`, started at once."""
-
-    def __init__(self, config_file: Path, log: Path, scratch: Path, failpoint: str = "") -> None:
-        self.failpoint = failpoint
-        self.scratch = scratch
-        scratch.mkdir(parents=True, exist_ok=True)
-        self._log = log
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_FAIL", "PG"))}
-        env["TMPDIR"] = str(scratch)
-        if failpoint:
-            env["LOCKSTEP_FAILPOINT"] = failpoint
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cdc.cli.main", "follow", "-c", str(config_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text("utf-8", errors="replace")
-
-    @property
-    def running(self) -> bool:
-        return self.process.poll() is None
-
-    def members(self, *words: str) -> list[psutil.Process]:
-        """Return the processes of its session whose command line has these words."""
-        found = []
-        for pid in psutil.pids():
-            with contextlib.suppress(psutil.Error, OSError):
-                if os.getsid(pid) == self.process.pid:
-                    process = psutil.Process(pid)
-                    line = " ".join(process.cmdline())
-                    if process.status() != psutil.STATUS_ZOMBIE and all(w in line for w in words):
-                        found.append(process)
-        return found
-
-    def signal(self, number: signal.Signals, *words: str) -> int:
-        """Send a signal to all its processes, or to those with these words; return to how many."""
-        members = self.members(*words)
-        for each in members:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
-        return len(members)
-
-    def kill(self) -> None:
-        """Kill all its processes."""
-        while self.signal(signal.SIGKILL):
-            time.sleep(0.05)
-        self.process.wait()
-
-    def term(self) -> int:
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_STOP_SECONDS)
-        code = self.process.poll()
-        self.kill()
-        assert code is not None, f"cdc follow does not end: {self.log[-_SHOWN_CHARACTERS:]}"
-        return code
 
 
 class StoreWatcher(threading.Thread):
@@ -182,7 +109,7 @@ class World:
         self.delta = Delta(self.mirrors)
         self.postgres = Postgres(copied.dsn)
         self.sqlite = Sqlite(folder / "copy.db")
-        self.copies: list[Follow] = []
+        self.copies: list[CommandSession] = []
         self._started = 0
         self.watches = [
             StoreWatcher("redis", self.redis.read),
@@ -204,12 +131,16 @@ class World:
         for watch in self.watches:
             watch.start()
 
-    def follow(self, failpoint: str = "") -> Follow:
+    def follow(self, failpoint: str = "") -> CommandSession:
         """Start a copy of the followers."""
         self._started += 1
         name = f"follow-{self._started}"
-        copy = Follow(
-            self.line.config_file, self.folder / f"{name}.log", self.folder / name, failpoint
+        copy = CommandSession(
+            self.line.config_file,
+            "follow",
+            log=self.folder / f"{name}.log",
+            scratch=self.folder / name,
+            failpoint=failpoint,
         )
         self.copies.append(copy)
         return copy
@@ -226,7 +157,7 @@ class World:
         if not self.copies:
             self.follow()
 
-    def drop(self, copy: Follow) -> None:
+    def drop(self, copy: CommandSession) -> None:
         """Kill a copy and delete its scratch folder."""
         copy.kill()
         self.copies.remove(copy)

@@ -32,8 +32,9 @@ _MOST_WRITES = 25  # between two states
 class Workload:
     """A client that writes without pause: rows, keys, large values; DDL and truncates, too."""
 
-    def __init__(self, archived: Archived, chance: Random) -> None:
+    def __init__(self, archived: Archived, chance: Random, pause_seconds: float = 0.0) -> None:
         self._archived, self._pipeline, self._chance = archived, archived.pipeline, chance
+        self._pause_seconds = pause_seconds
         # Only at a frontier can a store be filled, and not each transaction ends at one. So none
         # is written from a snapshot's export until the log has a frontier there.
         self._writing = Lock()
@@ -50,6 +51,7 @@ class Workload:
                     while not self._stopping.is_set():
                         with self._writing:
                             self._write(connection)
+                        self._stopping.wait(self._pause_seconds)
             except BaseException as error:  # noqa: BLE001 - raised below
                 failed.append(error)
 
