@@ -86,7 +86,7 @@ BENCHMARKS = {
     follow_growth.KEYLESS.name: Benchmark(follow_growth.run_keyless, 8, 8),
     follow_growth.DOCUMENTS.name: Benchmark(follow_growth.run_documents, 15, 15),
     redis_truncate.NAME: Benchmark(redis_truncate.run, 8, 8),
-    **{name: Benchmark(run_, 20, 20) for name, run_ in past.RUNS.items()},
+    **{name: Benchmark(run_, 8, 8) for name, run_ in past.RUNS.items()},
     many_tables.NAME: Benchmark(many_tables.run, 8, 8),
     view_refresh.NAME: Benchmark(view_refresh.run, 20, 20),
     view_timeline.NAME: Benchmark(view_timeline.run, 6, 6),
