@@ -299,6 +299,7 @@ def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
         return msgspec.json.Decoder(kind, dec_hook=_lsn).decode
 
 
+@cache  # it evaluates all annotations
 def newest_format(kind: type[msgspec.Struct]) -> int:
     """Return the newest format of a kind of record that this version reads, and writes."""
     fields = msgspec.structs.fields(kind)
