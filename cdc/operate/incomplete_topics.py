@@ -27,6 +27,9 @@ def read_incomplete(
 
 def incomplete_by_log(config: Config) -> list[IncompleteTopic]:
     """Return the incomplete topics without asking the catalog. Blocks."""
-    # Before what has replaced their rows, which names versions.
-    schemas = reader.read_schemas(config)
-    return Completeness(schemas, topic.read_all(config).replacements).incomplete(None)
+    completeness = Completeness(reader.read_schemas(config))
+    if completeness.incomplete_names:
+        # After the versions, which it names.
+        for replacement in topic.read_all(config).replacements:
+            completeness.replace(replacement)
+    return completeness.incomplete(None)

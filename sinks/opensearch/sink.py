@@ -331,7 +331,7 @@ class OpenSearchSink:
         owner = LetterOwner(table.origin, version.name)
         self._cut.add(version.name)
         self._written[version.name] = index.name
-        ids, documents = Ids(version.key), Documents(version.columns)
+        ids, documents, late = Ids(version.key), Documents(version.columns), index.late
         actions = [
             Action(
                 ids.of(change.key),
@@ -339,7 +339,7 @@ class OpenSearchSink:
                 None if change.row is None else documents.document(change.row),
             )
             for change in changes.changes
-            if change.key is not None and change.seq > index.late
+            if change.key is not None and change.seq > late
         ]
         outcome = send(self.client, index.write_alias, actions)
         new = outcome.applied

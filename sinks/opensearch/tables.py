@@ -79,9 +79,10 @@ class WrittenTables:
         """Raise ConfigError if rows would be mixed with rows of another key; record a first key."""
         name = changes.version.name
         table = self._records.build.tables[name]
-        expect_key(changes, tuple(table.key) if table.key else None, table.target.late)
+        late = table.target.late
+        expect_key(changes, tuple(table.key) if table.key else None, late)
         keys = {each.schema_id: each.key for each in changes.versions}
-        rows = (keys[each.schema_id] for each in changes.changes if each.seq > table.target.late)
+        rows = (keys[each.schema_id] for each in changes.changes if each.seq > late)
         key = list(next(rows, ()))
         if not key or table.key is not None:
             return
