@@ -22,7 +22,7 @@ from benchmarks.contents import row_id
 from benchmarks.failure import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from confluent_kafka import Message
 
@@ -197,8 +197,7 @@ def percentiles(latencies_ms: list[float]) -> Percentiles:
     ordered = sorted(latencies_ms)
 
     def at(share: float) -> float:
-        rank = min(len(ordered) - 1, int(share * len(ordered)))
-        return round(ordered[rank], 2)
+        return round(nearest_rank(ordered, share), 2)
 
     return Percentiles(
         events=len(ordered),
@@ -208,6 +207,11 @@ def percentiles(latencies_ms: list[float]) -> Percentiles:
         max_ms=round(ordered[-1], 2),
         histogram=_histogram(ordered),
     )
+
+
+def nearest_rank(ordered: Sequence[float], share: float) -> float:
+    """Return the percentile of ascending values that is one of them; `share` is 0.99, say."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _histogram(ordered: list[float]) -> dict[str, int]:

@@ -10,7 +10,6 @@ percentile until a reader sees them, with the console by those without, the medi
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 import time
@@ -19,12 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import latency, many_tables, measure, result, rows, servers, slots
-from benchmarks.arrivals import Arrivals
+from benchmarks.arrivals import Arrivals, nearest_rank
 from benchmarks.daemon import CDC, PARTITIONS, Daemon, config_path
 from benchmarks.failure import BenchmarkError
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
+from tests.fixtures.console import port_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,12 +136,12 @@ def _page(up: Servers, arrivals: Arrivals) -> Iterator[Program]:
     command = [*CDC, "console", "--listen", "127.0.0.1:0", "--config", config]
     with Program("the console", command, folder / f"console-{name}.log") as console:
         deadline = time.monotonic() + _START_SECONDS
-        while not (port := re.search(r"http://127\.0\.0\.1:(\d+)/", console.output())):
+        while (port := port_in(console.output())) is None:
             console.check()
             if time.monotonic() > deadline:
                 raise BenchmarkError("the console does not start", hint=console.output())
             _collect(arrivals, 0.2)
-        visiting = [sys.executable, "-m", "benchmarks.console_page", port[1]]
+        visiting = [sys.executable, "-m", "benchmarks.console_page", str(port)]
         with Program("the page", visiting, folder / f"page-{name}.json") as page:
             yield page
 
@@ -167,7 +167,7 @@ def _result(
     return result.build(
         name=NAME,
         unit="ms",
-        value=_at(answers, 0.95),
+        value=nearest_rank(answers, 0.95),
         limit=_ANSWER_LIMIT_MS,
         floor=None,
         peer=None,
@@ -182,14 +182,7 @@ def _result(
             "tables": options.tables,
             "partitions": PARTITIONS,
             "rate": options.rate,
-            "answers": {
-                path: {
-                    "many": len(each),
-                    "p50_ms": _at(sorted(each), 0.5),
-                    "p95_ms": _at(sorted(each), 0.95),
-                }
-                for path, each in took_ms.items()
-            },
+            "answers": {path: _answers(sorted(each)) for path, each in took_ms.items()},
             "changes_shown": shown,
             "runs": {
                 "with": [_line(turn) for turn in with_it],
@@ -205,9 +198,8 @@ def _line(turn: Turn) -> dict[str, float]:
 
 
 def _answers(ordered: list[float]) -> dict[str, float]:
-    return {"many": len(ordered), "p50_ms": _at(ordered, 0.5), "p95_ms": _at(ordered, 0.95)}
-
-
-def _at(ordered: list[float], share: float) -> float:
-    """Return a percentile by nearest rank."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return {
+        "many": len(ordered),
+        "p50_ms": nearest_rank(ordered, 0.5),
+        "p95_ms": nearest_rank(ordered, 0.95),
+    }

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from cdc.events import LSN
     from tests.fixtures.archived import Archived, Record
     from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 
@@ -115,10 +116,9 @@ class ArchiveRound:
                 kind = self._chance.choice(list(INJURIES))
                 INJURIES[kind](self)
                 self.kinds[kind] += 1
-                self._look()
+                self._expect_running(self._job, self._followers)
                 time.sleep(self._chance.uniform(*_PAUSE_SECONDS))
-        self._expect_archive()
-        self._expect_bases()
+        self._expect_bases(self._expect_archive())
         self._expect_followers()
 
     def report(self) -> dict[str, Any]:
@@ -187,15 +187,16 @@ class ArchiveRound:
 
     # -- what must hold -------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    @staticmethod
+    def _expect_running(*sessions: CommandSession) -> None:
         """Fail if a process has ended by itself: nothing here needs a person."""
-        for each in (self._job, self._followers):
+        for each in sessions:
             if not each.running:
                 code = each.process.returncode
                 pytest.fail(f"{each.command} ended with {code}: {each.log[-_SHOWN_CHARACTERS:]}")
 
-    def _expect_archive(self) -> None:
-        self._archived.log_reach()
+    def _expect_archive(self) -> dict[tuple[LSN, int], str]:
+        """Compare archive and topics; return the chains of the newest frontiers."""
         self._job.kill()
         self._archived.reach()
         position, stored = self._archived.position(), self._archived.stored()
@@ -207,15 +208,15 @@ class ArchiveRound:
         assert proof.findings == ()
         assert proof.events == proof.seq == position.applied.seq
         self.events = proof.events
-        self._chains = proof.chains
+        return proof.chains
 
-    def _expect_bases(self) -> None:
+    def _expect_bases(self, chains: dict[tuple[LSN, int], str]) -> None:
         done = completed(self._kept.pipeline.config_file, *_COMPACT, "--json")
         assert done.returncode == 0, done.stderr.decode()
         source = self._kept.source()
         found: State = {table: rows_of(self._archived, table) for table in source}
         assert differences(found, source) == {}, "the base"
-        proof = base_proving.prove(self._kept.config, self._chains)
+        proof = base_proving.prove(self._kept.config, chains)
         assert proof is not None
         assert proof.findings == ()
         self.bases = proof.number
@@ -226,7 +227,7 @@ class ArchiveRound:
         for name, read in (("cache", self._kept.in_redis), ("copy", self._kept.in_sqlite)):
 
             def equal(read: Callable[[], State] = read) -> bool:
-                self._look_at_followers()
+                self._expect_running(self._followers)
                 return differences(read(), source) == {}
 
             wait_until(equal, f"{name} is not the database", _CONVERGE_SECONDS, pause=0.5)
@@ -235,10 +236,6 @@ class ArchiveRound:
         assert done.returncode == 0, done.stderr.decode()
         found = self._kept.in_sqlite(LATE)
         assert differences(found, source) == {}, "filled from base, archive and topics"
-
-    def _look_at_followers(self) -> None:
-        if not self._followers.running:
-            pytest.fail(self._followers.log[-_SHOWN_CHARACTERS:])
 
     def _start(self, *command: str, failpoint: str = "") -> CommandSession:
         name = f"{len(self._started)}-{command[-1]}"

@@ -46,9 +46,8 @@ def test_every_event_is_archived_once_and_every_store_is_the_database(
     seed = _SEED + number
     print(f"archives: LOCKSTEP_SEED={seed} LOCKSTEP_ARCHIVES=1")  # noqa: T201 - on failure
     with forgetful_kafka(tmp_path / "broker") as bootstrap, ExitStack() as stack:
-        made = making(database, bootstrap, f"shop{seed}", tmp_path)
-        new = stack.enter_context(contextmanager(lambda: made)())
-        line = archive_pipeline(new, tmp_path, redis_url)
+        made = contextmanager(making)(database, bootstrap, f"shop{seed}", tmp_path)
+        line = archive_pipeline(stack.enter_context(made), tmp_path, redis_url)
         line.start().wait_ready()
         round_ = ArchiveRound(Past(Archived(line), tmp_path, redis_client), seed, _SECONDS)
         stack.callback(round_.close)
