@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from confluent_kafka import Producer
 
+from benchmarks.failure import BenchmarkError
 from benchmarks.progress import say
 from benchmarks.subject import RunContext
 from benchmarks.topics import Topics
@@ -82,7 +83,7 @@ _WARM_UPS: Final[tuple[tuple[int, dict[str, str | int]], ...]] = (
 class StockBroker(Kafka):
     """The embedded broker with the settings of Kafka's own start scripts."""
 
-    def _java(self, main_class: str) -> list[str]:
+    def java_command(self, main_class: str) -> list[str]:
         # The stack's flags also configure logging, which is needed here too.
         logging = f"-Dlog4j2.configurationFile={self.home.run / 'log4j2.xml'}"
         path = class_path(self.cache.fetch("kafka"))
@@ -164,9 +165,18 @@ def _start(
         versions={"postgres": str(shown[0]), "kafka": broker.state.version},
         settings={
             "postgres": dict(postgres),
-            "broker": {"java_flags": " ".join((*_BROKER_HEAP, *_BROKER_JVM)), **broker_settings},
+            "broker": {"java_flags": _java_flags(broker.pid), **broker_settings},
         },
     )
+
+
+def _java_flags(pid: int) -> str:
+    """Return the flags that the broker runs with; raise unless they are those of a stock broker."""
+    wanted = [*_BROKER_HEAP, *_BROKER_JVM]
+    _, *command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    if command[: len(wanted)] != wanted:
+        raise BenchmarkError(f"the broker runs with {command}", hint="no figure counts")
+    return " ".join(wanted)
 
 
 def _connect(port: int, database: str) -> psycopg.Connection:
