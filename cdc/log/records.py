@@ -263,7 +263,12 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord
 R = TypeVar("R", bound=msgspec.Struct)  # cdc.snapshot.initial.records has some more
 
-_decode_members: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+class _OfAnyFormat(msgspec.Struct):
+    format: Any = None
+
+
+_read_format: Final = msgspec.json.Decoder(_OfAnyFormat).decode
 _first_use: Final = threading.Lock()
 
 
@@ -275,7 +280,7 @@ def encode(record: msgspec.Struct) -> bytes:
 def decode(kind: type[R], value: bytes, topic: str) -> R:
     """Return the record of `kind` that `value` holds; raise ConfigError if it can't be trusted."""
     try:
-        seen = _decode_members(value).get("format")
+        seen = _read_format(value).format
         newest = newest_format(kind)
         if isinstance(seen, int) and seen > newest:
             raise ConfigError(
