@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from lockstep.jobs.views import code, definitions, json_members
+from lockstep.jobs.views import code, definitions, jsonb_functions
 from lockstep.jobs.views.answers import Answers
 from lockstep.jobs.views.computing import Computation, Decision
 from lockstep.jobs.views.definitions import DEFINITIONS, Definition
@@ -107,7 +107,7 @@ class ViewCuts(MirrorCuts):
             spark.conf.set("spark.sql.ansi.enabled", "true")
             # Files are listed here: a job that does it takes longer.
             spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000")
-            json_members.register(spark)
+            jsonb_functions.register(spark)
             yield (
                 spark,
                 {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sqlglot import exp
 
 from cdc.errors import ConfigError
-from lockstep.jobs.views import aggregates, logic, scalars
+from lockstep.jobs.views import aggregates, jsonb, logic, scalars
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import BOOL, UNKNOWN
 from lockstep.jobs.views.values import Scope, Value, coerced
@@ -19,7 +19,7 @@ from lockstep.jobs.views.values import Scope, Value, coerced
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_RULES: Final = logic.RULES | scalars.RULES | aggregates.RULES
+_RULES: Final = logic.RULES | scalars.RULES | jsonb.RULES | aggregates.RULES
 # Parts that change nothing, or that only say how it was written.
 _HARMLESS: Final = {"typed", "safe", "big_int", "_type", "ignore_nulls", "over", "nested"}
 _CLOCK: Final = "what depends on the time of the query"
@@ -35,17 +35,6 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "RegexpLike": ("a regular expression, whose dialects differ", "write LIKE or ="),
     "ArrayAgg": ("array_agg(), whose order is not defined", "make a view with a row for each"),
     "GroupConcat": ("string_agg()", "make a view with a row for each"),
-    **dict.fromkeys(
-        ("JSONBExtract", "JSONBExtractScalar"),
-        ("#> and #>>", "write -> and ->> for each part of the path"),
-    ),
-    **dict.fromkeys(
-        (
-            *("ArrayContainsAll", "ArrayContainedBy", "JSONBContainsTopKey"),
-            *("JSONBContainsAnyTopKeys", "JSONBContainsAllTopKeys"),
-        ),
-        ("@>, <@, ?, ?| and ?&", "compare members that ->> selects, or test them for NULL"),
-    ),
     **dict.fromkeys(
         ("JSONBPathExists", "MatchAgainst"), ("@? and @@", "compare members that ->> selects")
     ),

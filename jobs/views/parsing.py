@@ -6,12 +6,15 @@ expressions, and a view that is named in another view's FROM is a subquery there
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlglot import exp, parse
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import OptimizeError, ParseError, SqlglotError
 from sqlglot.optimizer.qualify import qualify
+from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.schema import MappingSchema
+from sqlglot.tokenizer_core import TokenType
 
 from cdc.errors import ConfigError
 from cdc.events import table_name
@@ -117,9 +120,23 @@ def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.
     return query
 
 
+class _Parser(PostgresParser):
+    LAMBDAS: ClassVar = {
+        token: parse
+        for token, parse in PostgresParser.LAMBDAS.items()
+        if token is not TokenType.ARROW
+    }
+
+
+def _statements(sql: str) -> list[exp.Expr | None]:
+    """Parse statements, in which `->` never makes a function of the names before it."""
+    dialect = Postgres()
+    return _Parser(dialect=dialect).parse(dialect.tokenize(sql), sql)
+
+
 def _parsed(name: str, sql: str) -> exp.Query:
     try:
-        statements = [each for each in parse(sql, dialect=DIALECT) if each is not None]
+        statements = [each for each in _statements(sql) if each is not None]
     except (ParseError, SqlglotError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"view {name}: {first}", hint="correct its SQL") from error

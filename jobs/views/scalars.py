@@ -9,7 +9,6 @@ from typing import Final
 
 from sqlglot import exp
 
-from lockstep.jobs.views.json_members import FUNCTION
 from lockstep.jobs.views.quotients import quotient
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import (
@@ -18,7 +17,6 @@ from lockstep.jobs.views.types import (
     FLOATS,
     INT4,
     INTEGERS,
-    JSONB,
     TEXT,
     UNKNOWN,
     Type,
@@ -46,9 +44,6 @@ _ARITHMETIC: Final[dict[type[exp.Expr], str]] = {
 }
 # Above 38 digits Spark keeps these after the point; a larger number is an error.
 _KEPT_SCALE: Final = 6
-# Of a path that is one key or index.
-_ROOT_AND_ONE: Final = 2
-_LARGEST_INDEX: Final = (1 << 31) - 1  # an int4
 _PARTS_OF_DATES: Final = {"year", "month", "day", "hour", "minute"}
 _TRUNCATED_TO: Final = {"year", "quarter", "month", "week", "day", "hour", "minute", "second"}
 _TYPES: Final = {
@@ -326,40 +321,7 @@ def _or(wanted: Type, kind: Type) -> Type:
     return numeric(*size(kind, "a cast")) if wanted.size is None else wanted
 
 
-def _member(rules: Rules, node: exp.JSONExtract | exp.JSONExtractScalar) -> Value:
-    found, as_text = rules.value(node.this), isinstance(node, exp.JSONExtractScalar)
-    written = "->>" if as_text else "->"
-    if found.type.name != "jsonb" or found.type.mask:
-        kind = "a masked column" if found.type.mask else found.type.title
-        raise UnsupportedError(f"{written} of {kind}", "take a jsonb column, or select it as it is")
-    if not rules.can_call:
-        raise UnsupportedError(
-            f"{written} in ON of an outer join, or in a subquery that is a value or a condition",
-            "join a subquery that selects the member as a column",
-        )
-    key, index = _place(node.expression)
-    if key is None and index is None:
-        raise UnsupportedError(f"{written} with other than a literal", "write a key or an index")
-    at = f"CAST(NULL AS STRING), {index}" if key is None else f"{string(key)}, 0"
-    sql = f"{FUNCTION}({found.sql}, {at}, {'true' if as_text else 'false'})"
-    return Value(sql, TEXT if as_text else JSONB)
-
-
-def _place(node: exp.Expr) -> tuple[str | None, int | None]:
-    """Return the key or the index of a member; neither for what is not a literal."""
-    if isinstance(node, exp.JSONPath) and len(node.expressions) == _ROOT_AND_ONE:
-        part = node.expressions[1]
-        if isinstance(part, exp.JSONPathKey) and isinstance(part.this, str):
-            return part.this, None
-        if isinstance(part, exp.JSONPathSubscript) and abs(part.this) < _LARGEST_INDEX:
-            return None, part.this
-    if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and node.this.is_int:
-        return None, max(-int(node.this.this), -_LARGEST_INDEX)
-    return None, None
-
-
 RULES: Final = table_of(
-    ("this expression only_json_types", _member, [exp.JSONExtract, exp.JSONExtractScalar]),
     ("this expression", _arithmetic, list(_ARITHMETIC)),
     ("this", _neg, [exp.Neg]),
     ("this", _abs, [exp.Abs]),

@@ -228,13 +228,23 @@ def test_what_a_store_did_not_take_is_not_remembered(
 
 
 JSON_TABLES = {
-    "docs": "id int PRIMARY KEY, j jsonb",
+    "docs": "id int PRIMARY KEY, j jsonb, name text, n int",
     "tags": "name text PRIMARY KEY, about jsonb",
 }
 JSON_VIEWS = {
     "members": View(
         sql="SELECT d.id, d.j -> 'a' AS a, d.j -> 'a' ->> 'b' AS b, d.j ->> 0 AS first FROM docs d"
         " WHERE d.j ->> 'k' IS NOT NULL OR d.j -> 'a' IS NOT NULL",
+        key=("id",),
+        refresh="strict",
+    ),
+    "operators": View(
+        sql="SELECT id, j #> '{a,b}' AS p, j #>> ARRAY['a', '0'] AS q, j #>> '{-1}' AS r,"
+        " j -> name AS by_key, j ->> n AS by_index, j ? 'a' AS has, j ?| '{a,x}' AS any,"
+        " j ?& ARRAY['a', 'b'] AS every, jsonb_typeof(j) AS kind, jsonb_typeof(j -> 'a') AS inner,"
+        " CASE WHEN jsonb_typeof(j) = 'array' THEN jsonb_array_length(j) END AS length,"
+        " j @> '{\"a\": 1.50}' AS one, j @> '[1.5, \"x\"]'::jsonb AS two, j -> 'a' <@ j AS three,"
+        " j -> 'a' @> (j -> 'b') AS four FROM docs WHERE j IS NOT NULL",
         key=("id",),
         refresh="strict",
     ),
@@ -298,7 +308,8 @@ def test_members_of_random_jsonb_are_postgres_own_after_each_cut(
                 text = re.sub(r"(?<=\d)\.125(?=[,}\]])", ".12500", made)
                 key = chosen.randrange(60)
                 connection.execute("DELETE FROM docs WHERE id = %s", [key])
-                connection.execute("INSERT INTO docs VALUES (%s, %s::jsonb)", [key, text])
+                row = [key, text, chosen.choice(["a", "", None]), chosen.choice([0, -1, None])]
+                connection.execute("INSERT INTO docs VALUES (%s, %s::jsonb, %s, %s)", row)
             for tag in ("x", "true", "", "2", "-1", "null", "1.5"):
                 about = json.dumps(_json(chosen)) if chosen.random() < 0.8 else None
                 connection.execute("DELETE FROM tags WHERE name = %s", [tag])
@@ -371,6 +382,10 @@ EXPRESSIONS = """
   j -> 0 | j ->> 0 | j -> -1 | j ->> 1 | j -> 'c.d' -> 'a' -> 1 | j -> 'c.d' ->> 'b' | j -> '0'
   j -> 'c.d' -> 1 ->> 'x' | j -> 'c.d' -> 0 | j -> 'c.d' ->> 2 | j -> 0 -> 'a' | j -> 0 ->> 'a'
   (j ->> 'a') || t | length(j ->> 'c.d') | j ->> 'a' = t | j ->> 'b' IS NULL | j -> 'a' IS NULL
+  j #> '{c.d,b}' | j #>> '{c.d,a,1}' | j #>> ARRAY['0', 'a'] | j #> '{}' | j -> t | j ->> s
+  j ? 'a' | j ?& '{a,b}' | NOT j ?| ARRAY['a', 'x'] | jsonb_typeof(j) | jsonb_typeof(j -> 'b')
+  j @> '{"a": 1.5}' | j @> '{"c.d": {"a": ["x"]}}' | '[{}]' <@ j | j @> '"a"'::jsonb | j <@ j
+  CASE WHEN jsonb_typeof(j) = 'array' THEN jsonb_array_length(j) END | j -> 'c.d' @> (j -> 'c.d')
   coalesce(j ->> 'b', 'none') | CASE WHEN j ->> 'a' LIKE '%x%' THEN j END
 """
 
