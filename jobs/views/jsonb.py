@@ -76,11 +76,11 @@ def _at_path(rules: Rules, node: exp.JSONBExtract | exp.JSONBExtractScalar) -> V
 
 
 def _contains(rules: Rules, node: exp.ArrayContainsAll | exp.ArrayContainedBy) -> Value:
-    whole, part = node.this, node.expression
+    outer, part = node.this, node.expression
     written = "@>"
     if isinstance(node, exp.ArrayContainedBy):
-        whole, part, written = part, whole, "<@"
-    both = [_operand(rules, each, written) for each in (whole, part)]
+        outer, part, written = part, outer, "<@"
+    both = [_operand(rules, each, written) for each in (outer, part)]
     return Value(f"{CONTAINS}({', '.join(both)})", BOOL)
 
 

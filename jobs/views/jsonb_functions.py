@@ -76,21 +76,21 @@ def contains(value: str | None, part: str | None) -> bool | None:
     """Return whether a value contains another, as `@>` does."""
     if value is None or part is None:
         return None
-    whole, wanted = _parse(value), _parse(part)
-    if not isinstance(whole, dict | list) and isinstance(wanted, list):
+    outer, wanted = _parse(value), _parse(part)
+    if not isinstance(outer, dict | list) and isinstance(wanted, list):
         return False
     # At the top, and only there, a value that is neither is an array of one.
-    return _contains(*(x if isinstance(x, dict | list) else [x] for x in (whole, wanted)))
+    return _contains(*(x if isinstance(x, dict | list) else [x] for x in (outer, wanted)))
 
 
-def _contains(whole: Any, part: Any) -> bool:  # noqa: ANN401 - any JSON
-    if type(whole) is not type(part):
+def _contains(outer: Any, part: Any) -> bool:  # noqa: ANN401 - any JSON
+    if type(outer) is not type(part):
         return False
     if isinstance(part, dict):
-        return all(key in whole and _contains(whole[key], part[key]) for key in part)
+        return all(key in outer and _contains(outer[key], part[key]) for key in part)
     if isinstance(part, list):
-        return all(any(_contains(one, wanted) for one in whole) for wanted in part)
-    return bool(whole == part)
+        return all(any(_contains(one, wanted) for one in outer) for wanted in part)
+    return bool(outer == part)
 
 
 def has_keys(value: str | None, keys: Sequence[str], every: bool) -> bool | None:  # noqa: FBT001 - Spark passes no names

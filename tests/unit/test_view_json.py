@@ -68,7 +68,7 @@ def test_a_path_goes_through_keys_and_indexes(path: list[str], found: str | None
 
 
 @pytest.mark.parametrize(
-    ("whole", "part", "found"),
+    ("outer", "part", "found"),
     [
         ('{"a": 1.0, "b": 2}', '{"a": 1.00}', True),
         ('{"a": 1, "b": {"c": [1, 2]}}', '{"b": {"c": [2, 2]}}', True),
@@ -85,11 +85,11 @@ def test_a_path_goes_through_keys_and_indexes(path: list[str], found: str | None
     ],
 )
 def test_a_value_contains_another(
-    whole: str | None,
+    outer: str | None,
     part: str | None,
     found: bool | None,  # noqa: FBT001
 ) -> None:
-    assert contains(whole, part) is found
+    assert contains(outer, part) is found
 
 
 def test_keys_are_those_of_an_object_or_the_strings_of_an_array() -> None:
