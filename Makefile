@@ -36,7 +36,7 @@ LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SN
   LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000
 
 .PHONY: help python setup setup-demo demo up down test test-long test-containers lint check bench bench-against \
-  campaign cluster majors docs screenshots lock clean
+  campaign cluster majors docs screenshots manifests lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
@@ -115,6 +115,9 @@ docs: setup ## build the documentation as a site in build/site, and check its li
 
 screenshots: setup ## take the pictures of the console in docs/console/ from the demo (needs chromium, chromium-driver)
 	@$(BIN)/python -m scripts.screenshots
+
+manifests: setup ## write compose/kubernetes/pipeline.yaml from the Helm chart (needs helm)
+	@$(BIN)/python -m scripts.manifests
 
 lock: setup ## renew the lock files from pyproject.toml (ARGS=--keep keeps the versions that they have)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py $(ARGS)
