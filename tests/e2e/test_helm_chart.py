@@ -15,6 +15,9 @@ from cdc.operate import alerts
 from scripts import manifests
 from tests.fixtures.go_tools import go_tool
 
+# The first of them builds helm where it is not on PATH.
+pytestmark = pytest.mark.timeout(1500)
+
 _CONFIG = yaml.safe_load((manifests.CHART / "values.yaml").read_text("utf-8"))["config"]
 _DIGEST = f"sha256:{'a' * 64}"
 # Everything that is off by default, and every list that is empty.
