@@ -242,4 +242,6 @@ def test_compose_starts_the_core_and_the_profiles(command: tuple[str, ...], prof
     done = subprocess.run(asked, env=env, capture_output=True, text=True, check=True)
     core = {"setup", "daemon", "followers", "postgres", "kafka", "redis", "opensearch"}
     added = {name for name, [profile] in _PROFILES.items() if profile in profiles.split(",")}
-    assert set(done.stdout.split()) == core | added
+    found = set(done.stdout.split())
+    # Compose 1.29 lists the services of all profiles.
+    assert found == core | added or (command == ("docker-compose",) and found > core | added)
