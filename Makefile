@@ -6,6 +6,7 @@ BIN := .venv/bin
 FOR ?=
 CHAOS ?=
 CA ?=
+PROFILES ?=
 NAME ?=
 REV ?= HEAD^
 PEER ?= 1
@@ -35,7 +36,7 @@ LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SN
   LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000
 
 .PHONY: help python setup setup-demo demo up down test test-long test-containers lint check bench bench-against \
-  campaign cluster majors docs screenshots lock clean
+  campaign cluster majors docs screenshots manifests lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
@@ -56,14 +57,17 @@ setup-demo: python
 demo: setup-demo ## watch a live Postgres and its followers (FOR=60s stops and proves it, CHAOS=1 kills parts)
 	@$(BIN)/cdc demo $(if $(FOR),--for $(FOR)) $(if $(CHAOS),--chaos) $(ARGS)
 
-up: ## the complete pipeline as containers, on loopback (CA=FILE: a certificate authority for the builds)
+up: ## the complete pipeline as containers, on loopback (PROFILES=ui,observability; CA=FILE: a certificate authority for the builds)
 	@$(if $(CA),cp '$(CA)' compose/ca.pem)
-	@test -s compose/.secret || (umask 077 && $(PYTHON) -c 'import secrets; print(secrets.token_hex(32))' > compose/.secret)
-	@LOCKSTEP_SECRET=$${LOCKSTEP_SECRET:-$$(cat compose/.secret)} $(COMPOSE) up -d --build
-	@$(COMPOSE) ps
+	@test -s compose/.env || (umask 077 && $(PYTHON) -c 'import secrets; [print(f"LOCKSTEP_{name}={secrets.token_hex(32)}") \
+	  for name in ("SECRET", "CONSOLE_TOKEN")]' > compose/.env)
+	@$(if $(PROFILES),COMPOSE_PROFILES=$(PROFILES)) $(COMPOSE) up -d --build
+	@$(if $(PROFILES),COMPOSE_PROFILES=$(PROFILES)) $(COMPOSE) ps
+	@$(if $(findstring ui,$(PROFILES)),. compose/.env && \
+	  echo "http://127.0.0.1:$${LOCKSTEP_CONSOLE_PORT:-8600}/#token=$$LOCKSTEP_CONSOLE_TOKEN")
 
 down: ## stop and remove the containers; ARGS=-v also removes their data
-	@$(COMPOSE) down $(ARGS)
+	@COMPOSE_PROFILES=ui,observability $(COMPOSE) down $(ARGS)
 
 test: setup ## what every commit must pass, on real servers (ARGS='-k name' picks, JOBS=0: in one process)
 	@$(PYTEST) -n $(JOBS) --tier commit $(ARGS)
@@ -111,6 +115,9 @@ docs: setup ## build the documentation as a site in build/site, and check its li
 
 screenshots: setup ## take the pictures of the console in docs/console/ from the demo (needs chromium, chromium-driver)
 	@$(BIN)/python -m scripts.screenshots
+
+manifests: setup ## write compose/kubernetes/pipeline.yaml from the Helm chart (needs helm)
+	@$(BIN)/python -m scripts.manifests
 
 lock: setup ## renew the lock files from pyproject.toml (ARGS=--keep keeps the versions that they have)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py $(ARGS)

@@ -17,7 +17,7 @@ BUILD = "hatchling\neditables\n"
 # Each has the same versions as those above it. The files for images need no build backend.
 LOCKS = {
     "requirements.lock": ["local", "console"],
-    "requirements-daemon.lock": [],
+    "requirements-daemon.lock": ["console"],
     "requirements-followers.lock": ["spark", "redis", "opensearch", "sql"],
     "requirements-dev.lock": [
         *(

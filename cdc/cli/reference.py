@@ -227,6 +227,8 @@ def pages() -> dict[str, str]:
         "docs/CONFIG.md": config_page().replace("OWNED", owned),
         "docs/METRICS.md": alerts.page(),
         "compose/prometheus-rules.yaml": alerts.rules(),
+        # A chart has files of its own folder only.
+        "compose/helm/lockstep/files/prometheus-rules.yaml": alerts.rules(),
         "compose/grafana-dashboard.json": alerts.dashboard(),
     }
 

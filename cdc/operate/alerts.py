@@ -204,11 +204,11 @@ def _text(value: str) -> str:
 
 
 def dashboard() -> str:
-    """Return a dashboard for Grafana; it asks for the data source when it is imported."""
+    """Return a dashboard for Grafana; its variable chooses among the Prometheus data sources."""
+    # Not `__inputs`: Grafana asks for those in an import only, not where a file provisions it.
+    source = {"name": "DS", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
     found: dict[str, Any] = {
-        "__inputs": [
-            {"name": "DS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}
-        ],
+        "templating": {"list": [source]},
         "title": "Lockstep",
         "uid": "lockstep",
         "description": _MADE,

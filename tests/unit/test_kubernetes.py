@@ -1,7 +1,11 @@
-"""The manifests: valid for Kubernetes, without secrets, not as root, with probes that exist."""
+"""The manifests: valid for Kubernetes, without secrets, not as root, with probes that exist.
+
+And what can be checked of the Helm chart without helm; tests/e2e/test_helm_chart.py has the rest.
+"""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,17 +13,19 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 
+import cdc
 from cdc.config import load
 from cdc.operate import http
+from scripts.manifests import CHART, MANIFESTS, digest
 
-FILE = Path(__file__).resolve().parents[2] / "compose" / "kubernetes" / "pipeline.yaml"
 SECRETS = ("KAFKA_PASSWORD", "LOCKSTEP_SECRET", "REDIS_PASSWORD")
 
 
 @cache
 def manifests() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
+    return list(yaml.safe_load_all(MANIFESTS.read_text(encoding="utf-8")))
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
@@ -91,3 +97,57 @@ def test_one_version_at_a_time_and_one_pod_at_a_time() -> None:
     assert budget["selector"] == daemon["selector"]
     followers = named("Deployment", "lockstep-followers")["spec"]
     assert (followers["strategy"], followers["replicas"]) == ({"type": "Recreate"}, 1)
+
+
+def test_the_manifests_were_made_from_this_chart() -> None:
+    assert f"sha256 {digest()}." in MANIFESTS.read_text(encoding="utf-8"), "make manifests"
+
+
+def test_the_chart_deploys_images_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (cdc.__version__, cdc.__version__)
+    images = {spec["containers"][0]["image"].partition(":")[2] for spec in pods().values()}
+    assert images == {cdc.__version__}
+
+
+def values() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    return found
+
+
+@cache
+def values_schema() -> Draft7Validator:
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    Draft7Validator.check_schema(schema)
+    return Draft7Validator(schema)
+
+
+def test_the_charts_schema_has_the_values_of_its_file_and_no_others() -> None:
+    values_schema().validate(values())
+    properties: dict[str, Any] = values_schema().schema["properties"]
+    assert properties.keys() - {"global"} == values().keys()
+    for name, part in values().items():
+        known = properties[name]
+        if known.get("additionalProperties") is False:
+            assert known["properties"].keys() == part.keys(), name
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("daemon", {"replica": 2}),
+        ("daemon", {"replicas": 0}),
+        ("daemon", {"digest": "sha256:abc"}),
+        ("followers", {"replicas": 2}),
+        ("image", {"tag": "0.1.0@sha256:abc"}),
+        ("image", {"pullSecrets": ["registry"]}),
+        ("console", {"enabled": True}),
+        ("networkPolicy", {"from": []}),
+        ("setup", {"hook": "no"}),
+        ("monitoring", {"rule": True}),
+    ],
+)
+def test_wrong_values_are_refused(part: str, wrong: dict[str, Any]) -> None:
+    given = values()
+    given[part] = {**given[part], **wrong}
+    assert not values_schema().is_valid(given)

@@ -95,7 +95,10 @@ def test_a_name_that_is_no_metric_is_found() -> None:
 def test_each_panel_shows_metrics_that_exist() -> None:
     board = json.loads(alerts.dashboard())
     assert board["panels"]
+    [variable] = board["templating"]["list"]
+    assert "__inputs" not in board, "a provisioned dashboard has none"
     for panel in board["panels"]:
+        assert panel["datasource"]["uid"] == f"${{{variable['name']}}}"
         for target in panel["targets"]:
             assert alerts.unknown(target["expr"]) == [], panel["title"]
             assert "lockstep_" in target["expr"] or "process_" in target["expr"]

@@ -1,0 +1,1 @@
+"""Programs of the repository itself; nothing here is installed."""
