@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group(epilog=example("cdc group list", "cdc group seek webhook.billing --to 0/16E9088"))
 def group() -> None:
-    """List the groups of readers that acknowledge what they have done, or move one.
+    """List the groups of readers that acknowledge what they have done, move or remove one.
 
     A webhook's group is named webhook.NAME; applications name theirs in `Client.changes`.
     """
@@ -84,6 +84,33 @@ def seek(config: Config, name: str, place: str, *, as_json: bool) -> None:
         return
     print_done(f"the group {name} goes on at {place}")
     next_step("start its members")
+
+
+@group.command(epilog=example("cdc group remove billing"))
+@with_config
+@click.argument("name")
+@as_json
+def remove(config: Config, name: str, *, as_json: bool) -> None:
+    """Remove the group NAME, which must have no members and is not needed any more.
+
+    While a group lags, no compacted topic is compacted. A member that starts later begins a new
+    group.
+    """
+    from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help
+    from cdc.log import group_records, groups  # noqa: PLC0415 - as above
+
+    if name not in group_records.read(config):
+        raise ConfigError(f"no group {name} has read the log", hint="cdc group list")
+    if name in map(group_records.webhook_group, config.webhooks):
+        raise ConfigError(
+            f"{name} is the group of a configured webhook",
+            hint="take the webhook out of the configuration first",
+        )
+    groups.remove(config, name)
+    if as_json:
+        print_json({"removed": name})
+        return
+    print_done(f"the group {name} is removed")
 
 
 def _start(place: str) -> Start:

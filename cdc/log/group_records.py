@@ -179,7 +179,9 @@ class GroupReadings(TopicReadings):
         if fields.get("pipeline") != self._config.pipeline:
             return
         if not value:
-            self._reports.pop(name, None)  # nothing else is deleted
+            self._reports.pop(name, None)
+            if not {_REPORT, _UNDELIVERED} & fields.keys():  # nothing else is deleted
+                self.groups.pop(fields.get(_GROUP, ""), None)
         elif _REPORT in fields:
             self._reports[name] = records.decode(WebhookReport, value, self._topic)
         elif _UNDELIVERED in fields:
@@ -200,7 +202,7 @@ def read_once(config: Config) -> GroupReadings:
 
 
 def read(config: Config) -> dict[str, GroupRecord]:
-    """Return the records of all groups that ever started, by name."""
+    """Return the records of all groups that have started and were not removed, by name."""
     return read_once(config).groups
 
 

@@ -329,6 +329,24 @@ def seek(config: Config, name: str, read: Sequence[str], start: Start) -> GroupR
         return _set(config, client, name, read, start, {})
 
 
+def remove(config: Config, name: str) -> None:
+    """Remove a group from Kafka and from the log, so that nothing waits for it.
+
+    Raises UnavailableError if it has members. Killed in between, it is removed by the next call.
+    """
+    client, kafka_name = topics.admin(config), group_id(config, name)
+    try:
+        client.delete_consumer_groups([kafka_name])[kafka_name].result(_TIMEOUT_SECONDS)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.NON_EMPTY_GROUP:
+            raise UnavailableError(
+                f"the group {kafka_name} has members", hint="stop them first"
+            ) from error
+        if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:  # Kafka may have forgotten it
+            raise translate(error.args[0], f"removing the group {kafka_name}") from error
+    group_records.write_all(config, [(group_records.key(config.pipeline, name), None)])
+
+
 def _consumer(config: Config, name: str) -> Consumer:
     return Consumer(
         settings(

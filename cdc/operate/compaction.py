@@ -21,6 +21,7 @@ from cdc.log.consumer import LogConsumer
 from cdc.log.group_records import GroupReadings
 from cdc.operate.followers import FollowersReader
 from cdc.operate.monitor import Monitor
+from cdc.operate.verdict import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ class LagsReader:
             state = group_states.state(self.admin, self._config, record)
             left = {at: its for at, its in state.unacknowledged.items() if at[0] in compacted}
             if not state.gap and self._lag_seconds(left) > seconds:
-                found.append(f"group {record.group}")
+                found.append(GROUP + record.group)
         return sorted(found)
 
     def _lag_seconds(self, ranges: dict[Partition, Range]) -> float:

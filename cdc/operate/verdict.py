@@ -32,6 +32,8 @@ STALE_SECONDS: Final = 60.0
 # An incremental snapshot waits for transactions to end, and reads a chunk again that was changed
 # meanwhile: a wait that is shorter than this is normal.
 _WAITS_SECONDS: Final = 10.0
+# What a group's name has before it where readers hold compaction back.
+GROUP: Final = "group "
 # More incomplete topics than this are one cause.
 _TOPICS_NAMED: Final = 8
 _SEE_DOCTOR: Final = "`cdc doctor` shows what can be done"
@@ -204,6 +206,10 @@ def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
         names = listed(list(daemon.compaction_held))
         what = f"no topic is compacted, and all of them grow, while these lag: {names}"
         remedy = "start them, or take them out of the configuration"
+        held = [each.removeprefix(GROUP) for each in daemon.compaction_held if GROUP in each]
+        if held:
+            commands = listed([f"`cdc group remove {each}`" for each in held])
+            remedy += f"; {commands}, if nobody needs it any more"
         yield Cause(Level.DEGRADED, "topic", what, remedy)
     for warning in daemon.warnings:
         yield Cause(Level.DEGRADED, "source", warning, "`cdc doctor` names the remedy")

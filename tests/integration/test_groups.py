@@ -5,8 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
 
 import lockstep
+from cdc.cli.group import group
+from cdc.log import names
+from cdc.operate.compaction import LagsReader
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int)"
@@ -92,3 +99,27 @@ def test_members_share_the_changes_and_a_late_one_takes_its_part(pipeline: NewPi
         over.set()
         for thread in threads:
             thread.join(60)
+
+
+def test_a_removed_group_holds_no_compaction_and_starts_again_if_it_comes_back(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = started(pipeline, 10)
+    monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
+    topic = frozenset({names.data_topic(line.config.prefix, "public", "t")})
+
+    def command(*given: str) -> str:
+        ran = CliRunner().invoke(group, given)
+        return ran.output if ran.exit_code == 0 else f"refused: {ran.exception}"
+
+    with lockstep.Client(line.config) as client, closing(LagsReader(line.config)) as lags:
+        read(client, "one", bool, every=100)
+        assert lags.lagging(0.0, topic) == ["group one"]
+        with client.changes(["public.t"], "one", "beginning") as changes:
+            wait_until(lambda: bool(changes.receive(0.2)), "the member receives nothing")
+            assert "has members" in command("remove", "one")
+        assert "is removed" in command("remove", "one")
+        assert lags.lagging(0.0, topic) == []
+        assert command("list") == "no group has read the log\n"
+        assert "no group one has read the log" in command("remove", "one")
+        assert len(read(client, "one", lambda found: len(found) == 10)) == 10

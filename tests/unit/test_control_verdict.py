@@ -376,6 +376,14 @@ def test_many_incomplete_topics_are_one_cause() -> None:
     assert [each.subject for each in few.causes] == ["public.t0", "public.t1"]
 
 
+def test_a_group_that_holds_compaction_is_named_with_the_command_that_removes_it() -> None:
+    held = ("cache", "group billing")
+    [cause] = judged(daemon=STREAMING._replace(compaction_held=held)).causes
+    assert "while these lag: cache" in cause.what
+    assert "group billing" in cause.what
+    assert "`cdc group remove billing`" in cause.remedy
+
+
 def test_the_worst_cause_is_first_and_the_others_are_counted() -> None:
     found = judged(
         daemon=STREAMING._replace(warnings=("late", "late")),
