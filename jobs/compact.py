@@ -65,7 +65,7 @@ def _print(record: BaseRecord, *, is_new: bool) -> None:
     what = "made" if is_new else "nothing was archived since"
     echo(f"base {record.number} ({what}) at {record.lsn}, seq {record.seq}, {at:%F %T} UTC")
     deletes = sum(table.deletes for table in record.tables)
-    echo(f"{record.rows:,} rows of {len(record.tables):,} tables, {deletes:,} of them deletes")
+    echo(f"{record.rows:,} events of {len(record.tables):,} tables, {deletes:,} of them deletes")
     next_step("`cdc rebuild FOLLOWER` starts from it; `cdc prove` checks it")
 
 

@@ -64,9 +64,10 @@ def compact(config: Config, *, as_json: bool) -> None:
 
     A base is a consistent copy of the database in the log's own form. `cdc rebuild` starts from
     the newest one, and reads the archive and the topics only after it. It is made from the base
-    before and what was archived since, and appears by one commit: the job may be killed at any
-    time, and run as often as you like, for example once a day. The newest `archive.bases_kept`
-    are kept. Large tables are compacted on Spark, as `cdc follow` runs followers.
+    before and what was archived since, costs what changed since, and appears by one commit: the job
+    may be killed at any time, and run as often as you like, for example once a day. The newest
+    `archive.bases_kept` are kept. Many changes are compacted on Spark, as `cdc follow` runs
+    followers.
     """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
 

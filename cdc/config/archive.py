@@ -56,7 +56,7 @@ class Archive(Section, frozen=True, kw_only=True):
         float,
         Meta(
             ge=0,
-            description="How long before its frontier a base still has the delete of a row.",
+            description="How long before its frontier a base has the delete of a row, at least.",
         ),
     ] = 168.0
     gb_month_price: Annotated[

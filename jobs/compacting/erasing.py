@@ -17,7 +17,8 @@ from cdc import failpoints
 from lockstep.jobs.archiving.erasing import TRIES, delete_replaced
 from lockstep.jobs.compacting import layout
 from lockstep.jobs.compacting.bases import bases_of
-from lockstep.jobs.compacting.writing import topics_of, write_file
+from lockstep.jobs.compacting.runs import BaseFile
+from lockstep.jobs.compacting.writing import write_file
 from lockstep.sinks.delta import lake
 from lockstep.sinks.delta.lake import ConflictError
 
@@ -54,7 +55,8 @@ def _replace(bases: Bases, erased: set[Place]) -> None:
     actions: list[Action] = []
     removed: list[TableCount] = []
     for path, add in bases.added().items():
-        rows = _rows(bases, path) if topics & topics_of(add) else None
+        file = BaseFile.of(add)
+        rows = _rows(bases, path) if topics & file.topics else None
         mask = rows and _mask(rows, erased)
         if rows is None or mask is None or not mask.true_count:
             kept.add(path)
@@ -62,7 +64,7 @@ def _replace(bases: Bases, erased: set[Place]) -> None:
         removed += layout.counted(rows.filter(mask))
         left = rows.filter(pa.array([not each for each in mask.to_pylist()]))
         if len(left):
-            actions.append(write_file(bases.files, left))
+            actions.append(write_file(bases.files, left, file.run))
     if removed:
         _commit(bases, actions, removed, kept)
 

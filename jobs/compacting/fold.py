@@ -59,21 +59,26 @@ class Older(Protocol):
 
 
 def newest(
-    rows: pa.Table, floors: Mapping[str, int], uncompacted: Collection[str], deletes_since_us: int
+    rows: pa.Table,
+    floors: Mapping[str, int],
+    uncompacted: Collection[str],
+    deletes_since_us: int,
+    partly: Collection[str],
 ) -> pa.Table:
     """Return the newest event of each key, without truncated rows and old deletes.
 
-    `floors` has the seq of each table's last truncate; of a table in
-    `uncompacted` all events are kept.
+    `floors` has the seq of each table's last truncate; of a table in `uncompacted` all events are
+    kept, and of one in `partly`, of which there are older rows elsewhere, all deletes.
     """
     rows = remaining(rows, floors)
-    kept = pc.is_in(rows["topic"], value_set=pa.array(sorted(uncompacted), pa.string()))
+    kept = _of(rows, uncompacted)
     keyless = rows.filter(kept)
     keyed = rows.filter(pc.and_(pc.invert(kept), pc.is_valid(rows["key"]))).sort_by(_ORDER)
     keyed = keyed.filter(_is_last(keyed))
     is_delete = pc.equal(keyed["op"], "d")
     is_recent = pc.greater_equal(keyed["committed_at"].cast(pa.int64()), deletes_since_us)
-    keyed = keyed.filter(pc.or_(pc.invert(is_delete), is_recent))
+    stays = pc.or_(is_recent, _of(keyed, partly))
+    keyed = keyed.filter(pc.or_(pc.invert(is_delete), stays))
     return pa.concat_tables([keyed, keyless])
 
 
@@ -83,6 +88,11 @@ def remaining(rows: pa.Table, floors: Mapping[str, int]) -> pa.Table:
         here, old = pc.equal(rows["topic"], topic), pc.less_equal(rows["seq"], floor)
         rows = rows.filter(pc.invert(pc.and_(here, old)))
     return rows
+
+
+def _of(rows: pa.Table, topics: Collection[str]) -> pa.ChunkedArray:
+    """Return which rows are of these tables."""
+    return pc.is_in(rows["topic"], value_set=pa.array(sorted(topics), pa.string()))
 
 
 def _is_last(rows: pa.Table) -> pa.ChunkedArray | pa.Array:
@@ -106,22 +116,28 @@ def leaves_out(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def with_fills(
-    chosen: pa.Table, rows: pa.Table, older: Older, uncompacted: Collection[str]
+    chosen: pa.Table,
+    rows: pa.Table,
+    older: Older,
+    uncompacted: Collection[str],
+    partly: Collection[str],
 ) -> pa.Table:
     """Return chosen rows with the values that their events leave out; `rows` is all of the slice.
 
-    A value that no event has stays unknown.
+    Of a table in `partly` there are older rows elsewhere. A value that no event has stays unknown.
     """
-    kept = pc.is_in(chosen["topic"], value_set=pa.array(sorted(uncompacted), pa.string()))
-    wanted = chosen.filter(pc.and_(leaves_out(chosen), pc.invert(kept)))
+    wanted = chosen.filter(pc.and_(leaves_out(chosen), pc.invert(_of(chosen, uncompacted))))
     if not len(wanted):
         return chosen
     found: dict[tuple[str, int], bytes] = {}
     for topic in pc.unique(wanted["topic"]).to_pylist():
         here = rows.filter(pc.equal(rows["topic"], topic))
         mine = wanted.filter(pc.equal(wanted["topic"], topic))
-        keys = pc.unique(mine["key"])
-        chains = held(here.filter(pc.is_in(here["key"], value_set=keys.cast(pa.binary()))))
+        keys = pc.unique(mine["key"]).cast(pa.binary())
+        if topic in partly:
+            chains = older.events(topic, keys.to_pylist())
+        else:
+            chains = held(here.filter(pc.is_in(here["key"], value_set=keys)))
         seqs = set(mine["seq"].to_pylist())
         for seq, fill in fills(topic, chains, seqs, older).items():
             found[topic, seq] = fill

@@ -38,7 +38,7 @@ class TableCount(NamedTuple):
     """A table in a base."""
 
     topic: str
-    rows: int  # deletes included
+    rows: int  # with deletes, and superseded events of older runs
     deletes: int
     digest: str  # hexadecimal
 
@@ -72,7 +72,7 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """How many rows its files have."""
         return sum(table.rows for table in self.tables)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 
 from cdc.errors import GapError
 from cdc.log import names, records
@@ -53,15 +54,14 @@ class OlderEvents:
 
     def events(self, topic: str, keys: Collection[bytes]) -> list[Held]:
         """Return all events of these keys after the last truncate."""
-        listed = sorted(keys)
-        found: list[Held] = []
-        for at in range(0, len(listed), _AT_ONCE):
-            some = set(listed[at : at + _AT_ONCE])
-            hashes = ", ".join(str(key_hash(key)) for key in some)
-            rows = self._tables.rows(f"topic = {quoted(topic)} AND key_hash IN ({hashes})")
-            here = held(remaining(rows, self._tables.past.floors))
-            found += [each for each in here if each.key in some]
-        return found
+        wanted, hashes = set(keys), sorted({key_hash(key) for key in keys})
+        rows = [self._tables.of_keys(topic, hashes)]
+        for at in range(0, len(hashes), _AT_ONCE):
+            named = ", ".join(map(str, hashes[at : at + _AT_ONCE]))
+            where = f"topic = {quoted(topic)} AND key_hash IN ({named})"
+            rows.append(self._tables.after(where))
+        found = held(remaining(pa.concat_tables(rows), self._tables.past.floors))
+        return [each for each in found if each.key in wanted]
 
     def letter(self, event: Event) -> Event:
         """Return the event of the dead letter that an event points to."""

@@ -16,7 +16,7 @@ from lockstep.jobs.compacting.older import OlderEvents, uncompacted_topics
 from lockstep.jobs.compacting.slices import Past, RowSizes, Tables, floors, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -40,11 +40,14 @@ class State(NamedTuple):
     def slices(self, topics: Collection[str] | None = None) -> Iterator[Slice]:
         """Yield the slices of these tables, or of all."""
         chosen = {
-            topic: self.sizes.of(topic, many)
-            for topic, many in self.rows.items()
-            if topics is None or topic in topics
+            topic: many for topic, many in self.rows.items() if topics is None or topic in topics
         }
-        return planned(chosen, self.past.uncompacted, self.past.seq)
+        return self.slices_of(chosen)
+
+    def slices_of(self, rows: Mapping[str, int]) -> Iterator[Slice]:
+        """Yield the slices of tables of which so many rows are read."""
+        sizes = {topic: self.sizes.of(topic, many) for topic, many in rows.items()}
+        return planned(sizes, self.past.uncompacted, self.past.seq)
 
 
 def find(config: Config, wanted: Position | None = None) -> State | None:
@@ -104,10 +107,11 @@ def state(
 
 def newest_rows(past: Past, tables: Tables, older: OlderEvents, part: Slice) -> pa.Table:
     """Return a slice's rows at the frontier: the newest event of each key, filled."""
-    rows = tables.rows(part.where)
-    chosen = fold.newest(rows, past.floors, past.uncompacted, past.deletes_since_us)
+    partly = past.merging.partly if past.merging else {}
+    rows = tables.of(part)
+    chosen = fold.newest(rows, past.floors, past.uncompacted, past.deletes_since_us, partly)
     rows = fold.remaining(rows, past.floors)
-    return fold.with_fills(chosen, rows, older, past.uncompacted)
+    return fold.with_fills(chosen, rows, older, past.uncompacted, partly)
 
 
 def missing_frontier(wanted: Position | None) -> GapError:

@@ -2,8 +2,8 @@
 
 The commits of their table and each file are compared with their digests, each table's rows with the
 counts and the digest that the base record has of it, and its frontier's chain with the archive's.
-Then the newest base is made again from the archive alone, without the bases before it, and its
-digests must be the same: so an error of any compaction since the first is found, too.
+Then the newest base is made again from the archive alone, without the bases before it, and must be
+the fold of its own runs: so an error of any compaction since the first is found, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from lockstep.jobs.archiving.writing import SHA256
 from lockstep.jobs.compacting import frontiers, layout, past
 from lockstep.jobs.compacting.bases import Bases, bases_of
 from lockstep.jobs.compacting.changes import PastChanges
-from lockstep.jobs.compacting.writing import topics_of
+from lockstep.jobs.compacting.frontiers import ArchivedFrontier
+from lockstep.jobs.compacting.runs import BaseFile
 from lockstep.sinks.delta import log
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from lockstep.jobs.compacting.layout import BaseRecord, TableCount
+    from lockstep.jobs.compacting.past import State
 
 
 class BasesProof(NamedTuple):
@@ -130,7 +132,7 @@ def _file(bases: Bases, path: str, add: dict[str, Any]) -> list[TableCount] | st
 
 def _topics(add: dict[str, Any]) -> list[str]:
     try:
-        return sorted(topics_of(add))
+        return sorted(BaseFile.of(add).topics)
     except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
         return []
 
@@ -148,13 +150,17 @@ def _folded(config: Config, record: BaseRecord) -> Iterator[str]:
         yield f"{_name(record)}: the archive has no frontier of seq {record.seq}"
         return
     state = past.state(config, archive, None, frontier)
-    reader = PastChanges(state.past._replace(deletes_since_us=record.deletes_since_us))
-    counts: list[TableCount] = []
-    for part in state.slices():
-        counts += layout.counted(reader.rows(part))
-    held = {each.topic: each for each in layout.total(counts)}
-    stated = {each.topic: each for each in record.tables if each.rows}
-    for topic in sorted((held.keys() | stated.keys()) - state.past.uncompacted):
-        if held.get(topic) != stated.get(topic):
+    itself = ArchivedFrontier(record.applied, record.chain, record.cut, {})
+    wanted = _counts(state, record)
+    found = _counts(past.state(config, archive, record, itself), record)
+    for topic in sorted((wanted.keys() | found.keys()) - state.past.uncompacted):
+        if wanted.get(topic) != found.get(topic):
             table = names.table_name(config.prefix, topic)
             yield f"{_name(record)}: {table} is not the fold of the archive up to its frontier"
+
+
+def _counts(state: State, record: BaseRecord) -> dict[str, TableCount]:
+    """Return what tables hold in a state, without the deletes that the base leaves out."""
+    reader = PastChanges(state.past._replace(deletes_since_us=record.deletes_since_us))
+    counts = (each for part in state.slices() for each in layout.counted(reader.rows(part)))
+    return {each.topic: each for each in layout.total(counts)}

@@ -1,9 +1,9 @@
-"""Make a base: fold the slices of the tables that changed, write files, commit once.
+"""Make a base: fold what changed, slice by slice, write files, commit once.
 
-The base before is read together with the archive's cuts after it, so a compaction costs the tables
-that changed, not the archive. Files of other tables are shared with the base before. The commit is
-the only effect that a reader can see: killed anywhere, or run twice, the next run makes the base
-from the same input, and files that no commit names are deleted by a later one.
+The archive's cuts after the base before are folded with the newest runs of the tables that changed
+(`runs`), so a compaction costs the change, not the tables. All other files are shared with the base
+before. The commit is the only effect that a reader can see: killed anywhere, or run twice, the next
+run makes the base from the same input, and files that no commit names are deleted by a later one.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Final
 from cdc import failpoints
 from cdc.errors import ConfigError
 from lockstep.jobs.archiving.running import opened
-from lockstep.jobs.compacting import frontiers, layout
+from lockstep.jobs.compacting import frontiers, layout, runs
 from lockstep.jobs.compacting.bases import bases_of
 from lockstep.jobs.compacting.layout import BaseRecord
 from lockstep.jobs.compacting.past import state
-from lockstep.jobs.compacting.writing import topics_of, written
+from lockstep.jobs.compacting.runs import BaseFile
+from lockstep.jobs.compacting.writing import written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
     from lockstep.jobs.compacting.bases import Bases
     from lockstep.jobs.compacting.past import State
+    from lockstep.jobs.compacting.runs import Merging
+    from lockstep.jobs.compacting.slices import Past, Slice
+    from lockstep.sinks.delta.actions import Action
 
 # With more rows than this, slices are folded by executors.
 LARGE_ROWS: Final = 500_000
@@ -69,24 +73,23 @@ class Compaction:
     def _write(self, bases: Bases, base: BaseRecord | None, found: State) -> BaseRecord:
         keep_us = int(self._config.archive.tombstone_hours * _HOUR_US)
         since = found.frontier.applied.committed_at_us - keep_us
-        past = found.past._replace(deletes_since_us=since)
-        own = f"{past.prefix}.cdc."
-        changed = {each for each in found.frontier.records if not each.startswith(own)}
-        kept, changed = _shared(bases, changed)
-        rows = {topic: many for topic, many in found.rows.items() if topic in changed}
-        parts = list(found.slices(changed))
-        if self._spark is not None and sum(rows.values()) > LARGE_ROWS:
-            from lockstep.jobs.compacting import tasks  # noqa: PLC0415 - of the extra `spark`
-
-            counts, actions = tasks.compact(self._spark(), past, parts)
-        else:
-            counts, actions = written(past, bases.files, parts)
+        files = [BaseFile.of(add) for add in bases.added().values()]
+        tables, number = base.tables if base else (), bases.table.version() + 1
+        own = f"{self._config.prefix}.cdc."
+        events = {t: many for t, many in found.frontier.records.items() if not t.startswith(own)}
+        merging = runs.merging(files, events, found.past.floors, tables, number)
+        past = found.past._replace(deletes_since_us=since, merging=merging)
+        actions = self._folded(bases, past, list(_slices(found, merging)))
         failpoints.reach("compact_written")
-        untouched = [each for each in (base.tables if base else ()) if each.topic not in changed]
+        kept = [each for each in files if each.path not in merging.files]
+        new = [BaseFile.of(action["add"]) for action in actions]
+        untouched = [each for each in tables if each.topic not in merging.rows]
+        counts = [each for file in [*kept, *new] for each in file.tables or ()]
+        changed = [each for each in counts if each.topic in merging.rows]
         applied, frontier = found.frontier.applied, found.frontier
         record = BaseRecord(
             pipeline=self._config.pipeline,
-            number=bases.table.version() + 1,
+            number=number,
             epoch=applied.epoch,
             lsn=str(applied.lsn),
             seq=applied.seq,
@@ -94,25 +97,26 @@ class Compaction:
             place=applied.place,
             chain=frontier.chain,
             cut=frontier.cut,
-            tables=layout.total([*untouched, *counts]),
+            tables=layout.total([*untouched, *changed]),
             ends={topic: tuple(each) for topic, each in applied.ends.items()},
             deletes_since_us=since,
             previous=layout.digest(base),
             made_at_us=time.time_ns() // 1_000,
         )
-        bases.commit(record, actions, kept)
+        bases.commit(record, actions, {each.path for each in kept})
         return record
 
+    def _folded(self, bases: Bases, past: Past, parts: list[Slice]) -> list[Action]:
+        assert past.merging is not None
+        if self._spark is None or sum(past.merging.rows.values()) <= LARGE_ROWS:
+            return written(past, bases.files, parts)
+        from lockstep.jobs.compacting import tasks  # noqa: PLC0415 - of the extra `spark`
 
-def _shared(bases: Bases, changed: set[str]) -> tuple[set[str], set[str]]:
-    """Return the files that stay, and the tables that are written.
+        return tasks.compact(self._spark(), past, parts)
 
-    A file of several tables, of which one is written, is written again, and so are these tables.
-    """
-    files = {path: topics_of(add) for path, add in bases.added().items()}
-    while True:
-        stale = [topics for topics in files.values() if topics & changed]
-        again = changed.union(*stale)
-        if again == changed:
-            return {path for path, topics in files.items() if not topics & changed}, changed
-        changed = again
+
+def _slices(found: State, merging: Merging) -> Iterator[Slice]:
+    """Yield the slices to fold; none has tables that are folded completely and others."""
+    for topics in (merging.complete, merging.partly):
+        rows = {topic: many for topic, many in merging.rows.items() if topic in topics}
+        yield from found.slices_of(rows)

@@ -14,12 +14,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 
 from cdc.errors import StoreLostError
 from lockstep.jobs.archiving import layout as archived
 from lockstep.jobs.compacting import layout
 from lockstep.jobs.compacting.frontiers import quoted
-from lockstep.sinks.delta import lake
+from lockstep.sinks.delta import lake, log
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from cdc.events import LSN
+    from lockstep.jobs.compacting.runs import Merging
 
 # The size of a slice's rows in memory, about; it takes three times as much while it is folded.
 SLICE_BYTES: Final = 192 << 20
@@ -59,6 +61,15 @@ class Slice(NamedTuple):
             return named
         return f"{named} AND {self.column} >= {self.low} AND {self.column} <= {self.high}"
 
+    @property
+    def filter(self) -> ds.Expression:
+        """The slice as a filter of rows in files."""
+        named = ds.field("topic").isin(self.topics)
+        if not self.column:
+            return named
+        at = ds.field(self.column)
+        return named & (at >= self.low) & (at <= self.high)
+
 
 class Past(NamedTuple):
     """The rows up to a frontier: of a base, and of the archive after it. Pickles."""
@@ -76,6 +87,7 @@ class Past(NamedTuple):
     floors: dict[str, int]  # the seq of each table's last truncate after the base
     uncompacted: frozenset[str]
     deletes_since_us: int = 0
+    merging: Merging | None = None  # what a compaction folds; None: everything is read
 
 
 class Tables:
@@ -102,6 +114,38 @@ class Tables:
         if self.base is not None:
             parts.append(lake.read(self.base, layout.SCHEMA.names, where).cast(layout.SCHEMA))
         return pa.concat_tables(parts)
+
+    def of(self, part: Slice) -> pa.Table:
+        """Return the events of a slice; of the base only what a compaction folds again."""
+        if self.past.merging is None:
+            return self.rows(part.where)
+        truncated = pa.array(sorted(self.past.floors), pa.string())
+        there = part.filter & ~ds.field("topic").isin(truncated)
+        base = self._of_files(self.past.merging.files, there)
+        return pa.concat_tables([self.after(part.where), base])
+
+    def of_keys(self, topic: str, hashes: Collection[int]) -> pa.Table:
+        """Return the base's events of a table's keys with these hashes."""
+        if self.base is None:
+            return layout.SCHEMA.empty_table()
+        where = (ds.field("topic") == topic) & ds.field("key_hash").isin(
+            pa.array(hashes, pa.int64())
+        )
+        return self._of_files(self.base.file_uris(), where)
+
+    def _of_files(self, paths: Collection[str], where: ds.Expression) -> pa.Table:
+        """Return the rows of some of the base's files that a filter selects."""
+        if self.base is None or not paths:
+            return layout.SCHEMA.empty_table()
+        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        with lake.translated(self.past.bases):
+            files = ds.dataset(
+                sorted(path.rpartition("/")[2] for path in paths),
+                schema=layout.SCHEMA,
+                format=ds.ParquetFileFormat(default_fragment_scan_options=options),
+                filesystem=log.files(self.base),
+            )
+            return files.to_table(filter=where)
 
     def after(self, where: str) -> pa.Table:
         """Return the events after the base that a predicate selects."""

@@ -14,7 +14,6 @@ import msgspec
 import pyarrow as pa
 
 from lockstep.jobs.compacting.changes import PastChanges
-from lockstep.jobs.compacting.layout import TableCount
 from lockstep.jobs.compacting.slices import Slice
 from lockstep.jobs.compacting.writing import written
 from lockstep.jobs.copying.driving import translated
@@ -36,16 +35,10 @@ _RESULT: Final = "result string"
 _decode: Final = msgspec.json.Decoder(Slice).decode
 
 
-def compact(
-    spark: SparkSession, past: Past, parts: Sequence[Slice]
-) -> tuple[list[TableCount], list[Action]]:
-    """Return what slices hold, and the actions that add their files."""
-    counts: list[TableCount] = []
-    actions: list[Action] = []
-    for found in _results(spark, partial(_compacted, past), parts):
-        counts += [msgspec.convert(each, TableCount) for each in found["counts"]]
-        actions += found["actions"]
-    return counts, actions
+def compact(spark: SparkSession, past: Past, parts: Sequence[Slice]) -> list[Action]:
+    """Fold slices and write them; return the actions that add the files."""
+    results = _results(spark, partial(_compacted, past), parts)
+    return [action for found in results for action in found["actions"]]
 
 
 def _compacted(past: Past, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -53,9 +46,8 @@ def _compacted(past: Past, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
     files = Files(past.bases, past.storage)
     for batch in batches:
         for text in batch.column(0).to_pylist():
-            counts, actions = written(past, files, [_decode(text)])
-            result = json.dumps({"counts": counts, "actions": actions})
-            yield pa.RecordBatch.from_pydict({"result": [result]})
+            actions = written(past, files, [_decode(text)])
+            yield pa.RecordBatch.from_pydict({"result": [json.dumps({"actions": actions})]})
 
 
 class Restore(NamedTuple):

@@ -22,10 +22,13 @@ from cdc.playground.servers.stack import LocalStack
 from lockstep.jobs.archiving import proving as archive_proving
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.compacting import proving as base_proving
+from lockstep.jobs.compacting.bases import bases_of
+from lockstep.jobs.compacting.runs import BaseFile
 from tests.fixtures.commands import CommandSession, completed
 from tests.fixtures.daemon import wait_until
 from tests.integration.test_bootstrap import TABLES, Past, State
 from tests.integration.test_compaction import rows_of
+from tests.integration.test_compaction import source as source_of
 from tests.integration.test_past_lsns import Workload, differences
 
 if TYPE_CHECKING:
@@ -46,6 +49,19 @@ _PAUSE_SECONDS: Final = (0.2, 4.0)
 _FAILPOINT_SECONDS: Final = 15.0
 _CONVERGE_SECONDS: Final = 300.0
 _SHOWN_CHARACTERS: Final = 4_000
+# A table that is large for what changes in it: its bases have several runs.
+_STOCK: Final = (
+    "CREATE TABLE stock (id int PRIMARY KEY, name text)",
+    (
+        "CREATE FUNCTION sold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " UPDATE stock SET name = name || 's' WHERE id = 1 + floor(random() * 4000)::int;"
+        " RETURN NULL; END $$"
+    ),
+    "CREATE TRIGGER sold AFTER INSERT ON users EXECUTE FUNCTION sold()",
+)
+_FILLED: Final = (
+    "INSERT INTO stock SELECT g, md5(g::text) || md5('s' || g) FROM generate_series(1, 4000) g"
+)
 _ARCHIVE: Final = ("archive", "run")
 _COMPACT: Final = ("archive", "compact")
 _FOLLOW: Final = ("follow", "--followers", "cache,copy")
@@ -55,6 +71,7 @@ def archive_pipeline(new: NewPipeline, folder: Path, redis_url: str) -> Pipeline
     """Return the pipeline of a round, which is not started."""
     return new(
         *TABLES,
+        *_STOCK,
         followers={
             "cache": {"redis": {"url": redis_url}},
             "copy": {"sql": {"url": f"sqlite:///{folder}/copy.db"}},
@@ -103,9 +120,10 @@ class ArchiveRound:
         self._chance = Random(f"{seed}/kills")
         self._workload = Workload(self._archived, Random(seed), _WRITE_PAUSE_SECONDS)
         self._began = time.monotonic()
+        kept.pipeline.database.execute(_FILLED)
         self._started: list[CommandSession] = []
         self.kinds: Counter[str] = Counter()
-        self.events = self.bases = 0
+        self.events = self.bases = self.runs = 0
         self._job = self._start(*_ARCHIVE)
         self._followers = self._start(*_FOLLOW)
 
@@ -129,6 +147,7 @@ class ArchiveRound:
             "writes": self._workload.writes,
             "events": self.events,
             "bases": self.bases,
+            "runs": self.runs,
             "deleted": deleted(self._kept.pipeline),
             "seconds": round(time.monotonic() - self._began, 1),
         }
@@ -216,6 +235,10 @@ class ArchiveRound:
         source = self._kept.source()
         found: State = {table: rows_of(self._archived, table) for table in source}
         assert differences(found, source) == {}, "the base"
+        assert rows_of(self._archived, "stock") == source_of(self._archived, "stock")
+        bases = bases_of(self._kept.config)
+        assert bases.find()
+        self.runs = len({BaseFile.of(add).run for add in bases.added().values()})
         proof = base_proving.prove(self._kept.config, chains)
         assert proof is not None
         assert proof.findings == ()

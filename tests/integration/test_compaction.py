@@ -14,16 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from cdc import failpoints
 from cdc.runtime import spark as files
 from lockstep.jobs.archiving import proving as archive_proving
 from lockstep.jobs.archiving.running import opened
-from lockstep.jobs.compacting import layout, past, proving, slices
-from lockstep.jobs.compacting.bases import bases_of
+from lockstep.jobs.compacting import layout, past, proving, runs, slices
+from lockstep.jobs.compacting.bases import Bases, bases_of
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import newest_rows
 from lockstep.jobs.compacting.running import Compaction
+from lockstep.jobs.compacting.runs import BaseFile
 from lockstep.jobs.compacting.slices import Tables
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.sinks.delta import lake
@@ -84,8 +86,18 @@ def source(archived: Archived, table: str) -> dict[int, dict[str, Any]]:
     return dict(found)
 
 
-def test_each_base_is_the_source_at_its_frontier(pipeline: NewPipeline, tmp_path: Path) -> None:
-    """Values that were not sent, large rows, changed keys, DDL; files of quiet tables stay."""
+@pytest.fixture
+def many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold no run again: each compaction only adds what has changed."""
+    monkeypatch.setattr(runs, "RATIO", 0)
+    monkeypatch.setattr(runs, "LEAST_BYTES", 0)
+
+
+def test_each_base_is_the_source_at_its_frontier(
+    pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values that were not sent, large rows, changed keys, DDL, with few and with many runs."""
+    monkeypatch.setattr(runs, "LEAST_BYTES", 0)
     made = pipeline(
         *TABLES,
         archive={"path": str(tmp_path / "archive"), "every_seconds": 0, "bases_kept": 2},
@@ -96,11 +108,15 @@ def test_each_base_is_the_source_at_its_frontier(pipeline: NewPipeline, tmp_path
     for number, write in enumerate(WRITES, 1):
         made.database.execute(write)
         archived.reach()
+        monkeypatch.setattr(runs, "RATIO", (0, 0, 0, 1, runs.RATIO)[number % 5])
         record, is_new = Compaction(made.config, None).run()
         assert is_new
         assert record.number == number
         for table in ("users", "quiet"):
             assert rows_of(archived, table) == source(archived, table), write
+        proof = proving.prove(made.config, {})
+        assert proof is not None
+        assert proof.findings == (), write
     bases = bases_of(made.config)
     assert bases.find()
     assert [each.number for each in bases.kept(2)] == [len(WRITES), len(WRITES) - 1]
@@ -118,11 +134,16 @@ def test_a_compaction_killed_at_any_step_makes_the_base_at_the_next_start(
     made = pipeline(*TABLES, archive={"path": archive_path, "every_seconds": 0})
     made.start().wait_ready()
     archived = Archived(made)
+    made.database.execute(  # enough that this run stays
+        "INSERT INTO users SELECT -g, md5(g::text), md5('b' || g) FROM generate_series(1, 4000) g"
+    )
+    archived.reach()
+    Compaction(made.config, None).run()
     for number, failpoint in enumerate(failpoints.COMPACT_NAMES):
         low = 100 * number
         made.database.execute(
             f"INSERT INTO users SELECT g, 'n', 'b' FROM generate_series({low}, {low + 40}) g",
-            f"DELETE FROM users WHERE id % 9 = {number}",
+            f"DELETE FROM users WHERE abs(id) < 200 AND abs(id) % 9 = {number}",
         )
         archived.reach()
         command = [sys.executable, str(files.job("compact")), "--config", str(made.config_file)]
@@ -153,11 +174,111 @@ def test_a_compaction_killed_at_any_step_makes_the_base_at_the_next_start(
         assert layout.total(layout.counted(pa.table(rows))) == newest.tables
 
 
+def _files(bases: Bases) -> list[BaseFile]:
+    return [BaseFile.of(add) for add in bases.added().values()]
+
+
+def test_a_run_is_left_as_it_is_until_what_is_newer_has_a_quarter_of_its_rows(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    """A compaction writes the change, and the state is the source's, however many runs it has."""
+    made = pipeline(*TABLES, archive={"path": str(tmp_path / "archive"), "every_seconds": 0})
+    made.start().wait_ready()
+    archived, bases = Archived(made), bases_of(made.config)
+    found = []
+    for write in (
+        "INSERT INTO users SELECT g, md5(g::text), md5('b' || g) FROM generate_series(1, 9000) g",
+        "UPDATE users SET name = 'one' WHERE id <= 50",
+        "UPDATE users SET name = 'two' WHERE id BETWEEN 20 AND 70",
+        "DELETE FROM users WHERE id BETWEEN 40 AND 60",
+        "UPDATE users SET name = 'many' WHERE id > 6500",
+        "UPDATE users SET name = 'last' WHERE id = 9000",
+        "TRUNCATE users; INSERT INTO users VALUES (1, 'n', 'b')",
+    ):
+        made.database.execute(write)
+        archived.reach()
+        record, _ = Compaction(made.config, None).run()
+        assert rows_of(archived, "users") == source(archived, "users"), write
+        proof = proving.prove(made.config, {})
+        assert proof is not None
+        assert proof.findings == (), write
+        assert bases.find()
+        found.append((sorted({each.run for each in _files(bases)}), record.rows))
+    assert found == [
+        ([1], 9_000),
+        ([1, 2], 9_050),
+        ([1, 3], 9_070),  # the first update's run is small, and folded again
+        ([1, 4], 9_070),
+        ([5], 9_000),  # a fifth of the rows and their superseded events are more than a quarter
+        ([5, 6], 9_001),
+        ([7], 1),
+    ]
+
+
+@pytest.mark.usefixtures("many_runs")
+def test_a_delete_stays_while_an_older_run_has_its_row_and_no_reader_sees_the_row(
+    pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short deletes are kept, and in tables that have not changed since; then it goes."""
+    monkeypatch.setattr(slices, "OWN_BYTES", 0)
+    path = str(tmp_path / "archive")
+    made = pipeline(
+        *TABLES, archive={"path": path, "every_seconds": 0, "tombstone_hours": 0.000_001}
+    )
+    made.start().wait_ready()
+    archived = Archived(made)
+    for write in (
+        "INSERT INTO users SELECT g, 'n', 'b' FROM generate_series(1, 9) g",
+        "INSERT INTO quiet SELECT g, 'q' FROM generate_series(1, 9) g",
+        "DELETE FROM quiet WHERE id > 3; DELETE FROM users WHERE id > 3",
+        "UPDATE users SET name = 'other'",
+        "UPDATE users SET name = 'another'",
+    ):
+        made.database.execute(write)
+        archived.reach()
+        record, _ = Compaction(made.config, None).run()
+        for table in ("users", "quiet"):
+            assert rows_of(archived, table) == source(archived, table), write
+        proof = proving.prove(made.config, {})
+        assert proof is not None
+        assert proof.findings == (), write
+    assert [(each.rows, each.deletes) for each in record.tables] == [(15, 6), (21, 6)]
+    monkeypatch.setattr(runs, "LEAST_BYTES", 1 << 30)
+    made.database.execute("DELETE FROM quiet; DELETE FROM users WHERE id = 1")
+    archived.reach()
+    record, _ = Compaction(made.config, None).run()
+    assert sum(each.rows for each in record.tables) <= 2 + 4, "some of the last deletes may be kept"
+    assert rows_of(archived, "users") == source(archived, "users")
+
+
+def test_a_delete_that_is_no_longer_kept_is_no_difference_in_a_table_that_stays(
+    pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "OWN_BYTES", 0)  # files of their own
+    made = pipeline(*TABLES, archive={"path": str(tmp_path / "archive"), "every_seconds": 0})
+    made.start().wait_ready()
+    archived = Archived(made)
+    made.database.execute("INSERT INTO quiet VALUES (1, 'q')", "DELETE FROM quiet")
+    archived.reach()
+    kept, _ = Compaction(made.config, None).run()
+    assert [each.deletes for each in kept.tables] == [1]
+    made.database.execute("INSERT INTO users VALUES (1, 'n', 'b')")
+    archived.reach()
+    archive = replace(made.config.archive, tombstone_hours=0.0)
+    short = replace(made.config, archive=archive)
+    record, _ = Compaction(short, None).run()
+    assert [each.deletes for each in record.tables] == [1, 0], "its file is not written again"
+    proof = proving.prove(made.config, {})
+    assert proof is not None
+    assert proof.findings == ()
+
+
 def _base(archived: Archived) -> layout.BaseRecord | None:
     bases = bases_of(archived.config)
     return bases.newest() if bases.find() else None
 
 
+@pytest.mark.usefixtures("many_runs")
 def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
     pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +299,9 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
     proof = proving.prove(made.config, chains)
     assert proof is not None
     assert (proof.findings, proof.bases, proof.number) == ((), 3, 3)
+    newest = bases_of(made.config)
+    assert newest.find()
+    assert {each.run for each in _files(newest)} == {1, 2, 3}
     chance, folder = Random(15), path / "_bases"
     for _ in range(ALTERATIONS):
         restore, name = altered(folder, chance)

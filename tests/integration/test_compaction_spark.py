@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import redis
 
-from lockstep.jobs.compacting import restoring, running, slices
+from lockstep.jobs.compacting import proving, restoring, running, runs, slices
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
@@ -17,7 +17,7 @@ from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.followed import Followed
-from tests.integration.test_compaction import TABLES, source
+from tests.integration.test_compaction import TABLES, rows_of, source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,8 +73,17 @@ def test_executors_compact_and_fill_stores_as_this_process_does(
     assert {
         key: {name: row[name] for name in ("id", "name", "body")} for key, row in rows.items()
     } == wanted
-    folded = Compaction(made.config, lambda: spark).run()[0]
-    assert folded == Compaction(made.config, None).run()[0]
+    for number, ratio in enumerate((0, 1 << 30)):  # of few rows, and of all
+        monkeypatch.setattr(runs, "RATIO", ratio)
+        monkeypatch.setattr(runs, "LEAST_BYTES", 0)
+        made.database.execute(f"UPDATE users SET name = 'more {number}' WHERE id % 11 = 0")
+        archived.reach()
+        folded, _ = Compaction(made.config, lambda: spark).run()
+        assert folded == Compaction(made.config, None).run()[0]
+        assert rows_of(archived, "users") == source(archived, "users")
+        proof = proving.prove(made.config, {})
+        assert proof is not None
+        assert proof.findings == ()
 
 
 def in_redis(client: redis.Redis, prefix: str) -> Rows:

@@ -33,6 +33,7 @@ from lockstep.jobs.archiving.upkeep import Upkeep
 from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.archiving.writing import removed, write
 from lockstep.jobs.compacting import proving as bases_proving
+from lockstep.jobs.compacting import runs
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.erasing import Erasing
 from lockstep.jobs.following_stores import run_of
@@ -163,6 +164,13 @@ class Kept:
         read = read_as_of_arrow(str(self.folder.parent / folder), ["public.users"])
         rows = read.tables["public.users"].select(["id", "name", "body"]).to_pylist()
         return {row["id"]: row for row in rows}
+
+
+@pytest.fixture(autouse=True)
+def many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold no run of a base again: several files of it have events of the row."""
+    monkeypatch.setattr(runs, "RATIO", 0)
+    monkeypatch.setattr(runs, "LEAST_BYTES", 0)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from tests.property.stream import (
     EPOCH,
     PARTITIONS,
     PREFIX,
+    TIME_US,
     Session,
     begin,
     commit,
@@ -105,6 +106,11 @@ class World:
         self.epoch, self.partitions = self.epoch + 1, self.partitions + self.chance.randint(1, 3)
         return self
 
+    @property
+    def time_us(self) -> int:
+        """When the newest transaction committed: 10 ms after the one before."""
+        return TIME_US + 100 * self.lsn
+
     def run(self, transactions: int, *, ends: bool = True) -> World:
         """Commit and publish transactions; unless it `ends`, the last have no frontier yet."""
         first = self.seq
@@ -122,11 +128,11 @@ class World:
         for xid in range(transactions):
             self.lsn += 100
             steps = [self._step() for _ in range(self.chance.randint(1, 8))]
-            session.feed([begin(self.lsn, 700 + xid)])
+            session.feed([begin(self.lsn, 700 + xid, self.time_us)])
             if xid == 0:
                 session.feed([frame(relation) for relation in RELATIONS.values()])
             session.feed([frame(step, self.lsn - 10) for step, _ in steps])
-            session.feed([commit(self.lsn, self.lsn + 8)])
+            session.feed([commit(self.lsn, self.lsn + 8, self.time_us)])
             again = self._reported_again([reported for _, reported in steps])
             for each in session.waiting():
                 self._publish(*each, again)
@@ -286,7 +292,7 @@ class World:
             PartitionEnd(*place, self._ends[place], self._counts[place]) for place in sorted(places)
         )
         self.frontiers.append(
-            Frontier(self.epoch, LSN(self.lsn + 8), self.seq, 1, ends, self.holes)
+            Frontier(self.epoch, LSN(self.lsn + 8), self.seq, self.time_us, ends, self.holes)
         )
         self.holes, self._dead = 0, False
         self._counts.clear()

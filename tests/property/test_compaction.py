@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cdc.config import Config
 from cdc.verify.events import canonical
-from lockstep.jobs.compacting import layout, past, proving, slices
+from lockstep.jobs.compacting import layout, past, proving, runs, slices
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import State, newest_rows
 from lockstep.jobs.compacting.running import Compaction
@@ -91,17 +91,32 @@ def expect(state: State, rows: pa.Table, wanted: dict[str, Any]) -> None:
     limit=st.sampled_from([2_000, 1 << 24]),
     widened=st.booleans(),
     slice_bytes=st.sampled_from([6_000, 1 << 24]),
+    least_bytes=st.sampled_from([0, runs.LEAST_BYTES]),
+    ratio=st.sampled_from([0, 1, runs.RATIO]),
+    tombstone_hours=st.sampled_from([0.0, 0.00001, 168.0]),
 )
 def test_a_base_is_the_fold_of_all_events_up_to_its_frontier(
-    *, seed: int, transactions: int, started: bool, limit: int, widened: bool, slice_bytes: int
+    *,
+    seed: int,
+    transactions: int,
+    started: bool,
+    limit: int,
+    widened: bool,
+    slice_bytes: int,
+    least_bytes: int,
+    ratio: int,
+    tombstone_hours: float,
 ) -> None:
-    """Made at once or in steps, of any cuts and slices; so is any frontier, from base and cuts."""
+    """Made at once or in steps, of any cuts, slices and runs; so is any frontier since."""
     chance = Random(seed)
     world = made(chance, transactions, limit, started=started, widened=widened)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(slices, "SLICE_BYTES", slice_bytes)
         patched.setattr(slices, "OWN_BYTES", slice_bytes // 2)
-        config = configured(Path(folder) / "archive", bases_kept=3)
+        patched.setattr(runs, "LEAST_BYTES", least_bytes)
+        patched.setattr(runs, "RATIO", ratio)  # with 0 no run is ever folded again
+        path = Path(folder) / "archive"
+        config = configured(path, bases_kept=3, tombstone_hours=tombstone_hours)
         archived = ArchivedWorld(config, world)
         last = len(world.frontiers)
         for upto in sorted({chance.randint(1, last) for _ in range(4)} | {last}):
@@ -130,7 +145,7 @@ def expect_base(config: Config, record: layout.BaseRecord, wanted: dict[str, Any
     assert base is not None
     rows = lake.read(base, layout.SCHEMA.names).cast(layout.SCHEMA)
     assert layout.total(layout.counted(rows)) == tuple(each for each in record.tables if each.rows)
-    expect(state, rows, wanted)
+    expect(state, rows_of(state), wanted)
     assert proving.prove(config, {}) == proving.BasesProof(
         min(record.number, 3), record.rows, record.number, record.lsn, ()
     )
