@@ -61,6 +61,11 @@ FOLLOWER_NAMES: Final = (
     "follow_committed",  # the store is at the frontier, not reported yet
     "follow_reported",
 )
+# In a Kafka transaction of a follower in topics.
+TOPIC_NAMES: Final = (
+    "topic_sent",  # a cut's rows are acknowledged, its frontier is not written
+    "topic_flushed",  # a transaction's records are all acknowledged, it is not committed
+)
 # In a cut of a follower with views.
 VIEW_NAMES: Final = ("view_written",)  # some rows are written, the store is not at the frontier
 # While the rows of a view that is no longer declared are deleted, once in each of three cuts.

@@ -12,5 +12,6 @@ The contract, in prose (`sinks.contract` has it in types, `lockstep.conformance`
   database had.
 - Unknown is not null: a column that was not sent keeps its stored value.
 
-Of our code, sinks import only the vocabulary of `cdc.events` and the errors of `cdc.errors`.
+Of our code, sinks import only the vocabulary of `cdc.events` and the errors of `cdc.errors`; the
+one that writes to Kafka also uses the client of `cdc.log`.
 """

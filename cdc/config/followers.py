@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from cdc.config.secrecy import INDEX, STORAGE, Address, OptionMap, Secret, Section
+from cdc.config.secrecy import INDEX, KAFKA, STORAGE, Address, OptionMap, Secret, Section
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -195,6 +195,43 @@ class SqlFollower(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class TopicFollower(Section, frozen=True, kw_only=True):
+    """Compacted Kafka topics: one for each table, and one with the frontier."""
+
+    bootstrap_servers: Annotated[
+        Address | None,
+        Meta(
+            description="Kafka brokers, as `log.bootstrap_servers`. Default: those of the log, with"
+            " the settings of `log.kafka`.",
+            examples=["kafka.example:9092"],
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        Meta(
+            description="The first part of every topic's name, `<prefix>.<schema>.<table>`, which"
+            " belongs to this follower alone. Default `<log.prefix>-<follower>`.",
+            examples=["shop-copy"],
+        ),
+    ] = None
+    partitions: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)] | None,
+        Meta(description="Partitions of each new topic of rows. Default those of the log."),
+    ] = None
+    replication_factor: Annotated[
+        Annotated[int, Meta(ge=1, le=100)] | None,
+        Meta(description="Copies of each new topic. Default those of the log."),
+    ] = None
+    kafka: Annotated[
+        dict[str, str | int | float | bool],
+        OptionMap(KAFKA),
+        Meta(
+            description="Further librdkafka settings, as `log.kafka`.",
+            examples=[{"security.protocol": "sasl_ssl", "sasl.password": "${KAFKA_PASSWORD}"}],
+        ),
+    ] = {}
+
+
 class PluginFollower(Section, frozen=True, kw_only=True):
     """A store by a sink that is not part of Lockstep."""
 
@@ -235,7 +272,10 @@ class Document(Section, frozen=True, kw_only=True):
 
 
 class Follower(Section, frozen=True, kw_only=True):
-    """A store that follows the log: one of `delta`, `redis`, `opensearch`, `sql`, `plugin`."""
+    """A store that follows the log.
+
+    One of `delta`, `redis`, `opensearch`, `sql`, `topic` and `plugin`.
+    """
 
     tables: Annotated[
         Names,
@@ -248,6 +288,7 @@ class Follower(Section, frozen=True, kw_only=True):
     redis: RedisFollower | None = None
     opensearch: OpenSearchFollower | None = None
     sql: SqlFollower | None = None
+    topic: TopicFollower | None = None
     plugin: PluginFollower | None = None
     documents: Annotated[
         dict[str, Document],

@@ -126,7 +126,8 @@ def _delta_path(path: str, _: Mapping[str, Any]) -> Iterator[str]:
         yield LOGIN
 
 
-def _bootstrap_servers(servers: str, _: Mapping[str, Any]) -> Iterator[str]:
+def bootstrap_servers(servers: str, _: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Yield what is wrong with a list of brokers."""
     for server in servers.split(","):
         yield from _host_port(server.strip(), least=1)
 
@@ -186,7 +187,7 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("source", "password_file"): _password_file,
     ("snapshot", "dsn"): _dsn,
     ("delta", "path"): _delta_path,
-    ("log", "bootstrap_servers"): _bootstrap_servers,
+    ("log", "bootstrap_servers"): bootstrap_servers,
     ("log", "retention_hours"): _retention_hours,
     ("log", "compaction_lag_hours"): _compaction_lag_hours,
     ("http", "listen"): _listen,

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
 _PORTS: Final = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443, "postgresql": 5432}
+_ANY: Final = parse_table_pattern("*.*")
 # The setting that gives a follower a place of its own.
-_SETTING: Final = {"redis": "prefix", "opensearch": "prefix", "sql": "schema"}
+_SETTING: Final = {"redis": "prefix", "opensearch": "prefix", "sql": "schema", "topic": "prefix"}
 
 
 class _Destination(NamedTuple):
@@ -37,13 +38,15 @@ class _Destination(NamedTuple):
 
 
 def conflicts(config: Config) -> Iterator[Complaint]:
-    """Yield which followers in Redis, OpenSearch or a database would write to the same place."""
+    """Yield which followers would write to the same place, of those with a place on a server."""
     earlier: dict[str, _Destination] = {}
     for name, follower in config.followers.items():
-        mine = _destination(config, follower)
+        mine = _destination(config, name, follower)
         if mine is None:
             continue
         at = ("followers", name, mine.store)
+        if mine.store == "topic" and (mine.server, mine.prefix) == _of_log(config):
+            yield (*at, "prefix"), "is that of the pipeline's own topics; give it another one"
         if mine.store == "opensearch":
             first: dict[str, str] = {}
             for table, alias in mine.named.items():
@@ -61,7 +64,7 @@ def conflicts(config: Config) -> Iterator[Complaint]:
         earlier[name] = mine
 
 
-def _destination(config: Config, follower: Follower) -> _Destination | None:
+def _destination(config: Config, name: str, follower: Follower) -> _Destination | None:
     redis, opensearch = follower.redis, follower.opensearch
     named: dict[str, str]
     if redis is not None:
@@ -73,6 +76,11 @@ def _destination(config: Config, follower: Follower) -> _Destination | None:
     elif follower.sql is not None:
         named = {}
         store, server, prefix = "sql", _server(follower.sql.url), follower.sql.schema
+    elif (topic := follower.topic) is not None:
+        # A prefix is one follower's, whatever its tables are.
+        server = topic.bootstrap_servers or config.log.bootstrap_servers
+        prefix = topic_prefix(config, name, follower)
+        return _Destination("topic", server, prefix, (_ANY,), {}, are_documents=False)
     else:
         return None
     tables = follower.tables
@@ -84,6 +92,16 @@ def _destination(config: Config, follower: Follower) -> _Destination | None:
     parsed = tuple(parse_table_pattern(each) for each in tables)
     documents = follower.is_derived
     return _Destination(store, server, prefix or config.prefix, parsed, named, documents)
+
+
+def topic_prefix(config: Config, name: str, follower: Follower) -> str:
+    """Return the prefix of the topics of a follower in topics."""
+    assert follower.topic is not None, "the caller has checked"
+    return follower.topic.prefix or f"{config.prefix}-{name}"
+
+
+def _of_log(config: Config) -> tuple[str, str]:
+    return config.log.bootstrap_servers, config.prefix
 
 
 def _shared_table(one: _Destination, other: _Destination) -> str | None:

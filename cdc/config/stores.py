@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cdc.config.meaning import OWNED_KAFKA_SETTINGS, bootstrap_servers
 from cdc.config.patterns import parse_table_pattern
 from cdc.config.places import conflicts
 from cdc.config.secrecy import LOGIN, MISREAD, has_login, is_misread
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
         Follower,
         RedisShape,
         SqlFollower,
+        TopicFollower,
     )
     from cdc.config.model import Config
 
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
-_STORES: Final = ("delta", "redis", "opensearch", "sql", "plugin")
+_STORES: Final = ("delta", "redis", "opensearch", "sql", "topic", "plugin")
 _VIEW_NAME: Final = re.compile(r"[a-z0-9_]{1,40}")
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _STARTS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
 _REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
 _SQL_URL: Final = re.compile(r"(postgres(ql)?|sqlite)(\+\w+)?://.+")
@@ -148,6 +151,8 @@ def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iter
         yield from _opensearch(follower)
     if follower.sql is not None:
         yield from _sql(follower.sql)
+    if follower.topic is not None:
+        yield from _topic(follower.topic)
 
 
 # --- each store ---
@@ -210,6 +215,18 @@ def _sql(store: SqlFollower) -> Iterator[Complaint]:
         yield ("sql", "url"), "is no URL of a database; expected postgresql:// or sqlite:///"
     elif is_misread(store.url):
         yield ("sql", "url"), MISREAD
+
+
+def _topic(store: TopicFollower) -> Iterator[Complaint]:
+    if store.prefix is not None and not _PREFIX.fullmatch(store.prefix):
+        what = "cannot start a topic's name; expected 1 to 100 of A-Z a-z 0-9 _ -"
+        yield ("topic", "prefix"), f"{store.prefix!r} {what}"
+    if store.bootstrap_servers is not None:
+        for what in bootstrap_servers(store.bootstrap_servers):
+            yield ("topic", "bootstrap_servers"), what
+    for name in store.kafka.keys() & OWNED_KAFKA_SETTINGS:
+        what = "is set by Lockstep: exactly-once depends on it; remove it"
+        yield ("topic", "kafka", name), what
 
 
 # --- documents ---

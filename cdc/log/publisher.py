@@ -63,8 +63,12 @@ class Publisher:
         name: int | str = 0,
         *,
         transaction_seconds: int = TRANSACTION_TIMEOUT_SECONDS,
+        transactional_id: str | None = None,
     ) -> None:
-        """`name` ends the transactional id; a start fences it only if it is one of `WRITERS`."""
+        """`name` ends the transactional id; a start fences it only if it is one of `WRITERS`.
+
+        `transactional_id`, if given, is the complete one.
+        """
         self.started = False
         # By partition: one past the newest record acknowledged; -1 if the broker did not report it.
         self._ends: dict[tuple[str, int], int] = {}
@@ -72,9 +76,10 @@ class Publisher:
         self._abandoned = False
         self._unacknowledged_bytes = 0  # of what was handed over; counted where it is limited
         # Room for a complete batch and what comes while it commits: `produce` never finds it full.
+        ending = f".{name}" if name else ""
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
         ours: dict[str, str | float | bool] = {
-            "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{name}" if name else ""),
+            "transactional.id": transactional_id or f"{config.prefix}.{config.pipeline}{ending}",
             "transaction.timeout.ms": transaction_seconds * 1_000,
             "compression.type": "lz4",
             # Batches fill while a transaction is open; its commit sends what is left.
@@ -288,9 +293,14 @@ class BoundedPublisher(Publisher):
         self._wait_for_room("sending rows")
 
     def send(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes]
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, bytes],
+        number: int = 0,
     ) -> None:
-        """Hand over one record, to partition 0; wait while too many bytes are in flight."""
+        """Hand over one record, to that partition; wait while too many bytes are in flight."""
         self.begin()
         size, delivered = len(key or b"") + len(value or b""), self._delivered
 
@@ -299,7 +309,7 @@ class BoundedPublisher(Publisher):
             self._unacknowledged_bytes -= size
 
         with translated(f"producing to {topic}"):
-            self.producer.produce(topic, value, key, 0, on_delivery=taken, headers={**headers})
+            self.producer.produce(topic, value, key, number, on_delivery=taken, headers={**headers})
         self._unacknowledged_bytes += size
         self._wait_for_room("sending records")
 

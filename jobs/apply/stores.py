@@ -23,7 +23,9 @@ from cdc.config.followers import (
     OpenSearchFollower,
     RedisFollower,
     SqlFollower,
+    TopicFollower,
 )
+from cdc.config.places import topic_prefix
 from cdc.errors import ConfigError
 from lockstep.sinks.contract import FollowerOf, SinkKind
 
@@ -152,16 +154,40 @@ def _sql(store: SqlFollower, of: FollowerOf) -> Sink:
     return SqlSink(SqlSettings(store.url, of.name, store.schema))
 
 
+def _topic(store: TopicFollower, of: FollowerOf) -> Sink:
+    from lockstep.sinks.topic.cluster import TopicSettings  # noqa: PLC0415 - as the others
+    from lockstep.sinks.topic.sink import TopicSink  # noqa: PLC0415 - as above
+
+    log = of.config.log
+    topics = msgspec.structs.replace(
+        log,
+        bootstrap_servers=store.bootstrap_servers or log.bootstrap_servers,
+        prefix=topic_prefix(of.config, of.name, of.config.followers[of.name]),
+        partitions=store.partitions or log.partitions,
+        replication_factor=store.replication_factor or log.replication_factor,
+        kafka=({} if store.bootstrap_servers else log.kafka) | store.kafka,
+    )
+    config = msgspec.structs.replace(of.config, log=topics)
+    return TopicSink(TopicSettings(config, of.pipeline, of.name))
+
+
 DELTA: Final = SinkKind(DeltaFollower, _delta)
 REDIS: Final = SinkKind(RedisFollower, _redis)
 OPENSEARCH: Final = SinkKind(OpenSearchFollower, _opensearch)
 SQL: Final = SinkKind(SqlFollower, _sql)
+TOPIC: Final = SinkKind(TopicFollower, _topic)
 # By the field of `Follower` that is set.
-OURS: Final = {"delta": DELTA, "redis": REDIS, "opensearch": OPENSEARCH, "sql": SQL}
+OURS: Final = {
+    "delta": DELTA,
+    "redis": REDIS,
+    "opensearch": OPENSEARCH,
+    "sql": SQL,
+    "topic": TOPIC,
+}
 
 
 def kind(follower: Follower) -> str:
-    """Return the kind of store: delta, redis, opensearch, sql, or that of another package."""
+    """Return the kind of store: one of `OURS`, or that of another package."""
     if follower.plugin is not None:
         return follower.plugin.kind
     return next(name for name in OURS if getattr(follower, name) is not None)

@@ -40,6 +40,8 @@ _KEPT: Final = {
     "opensearch": "its documents are deleted; segments have them until they are merged"
     " (POST INDEX/_forcemerge?only_expunge_deletes=true)",
     "sql": "its rows are deleted; the server's pages and log have them until its own VACUUM",
+    "topic": "its row has a tombstone; compaction removes the row's older records, an hour later at"
+    " the earliest, when their segment is closed",
     "plugin": "what its store keeps of deleted rows is described by its package",
 }
 _VERSIONS: Final = "its mirrors have the row's versions, which `history` and soft deletes keep;"

@@ -124,6 +124,9 @@ BY_MAIL, BY_MAIL_TOO = "{a.b: {key: 'm:{mail}'}}", "{a.c: {key: 'm:{mail}'}}"
         (f"{{{SQL}}}}}", f"{{tables: [a.b], {SQL}}}}}", "a.b"),
         (f"{{{SQL}}}}}", f"{{{SQL}, schema: x}}}}", None),
         (f"{{{SQL}}}}}", "{sql: {url: 'postgresql:///copy?host=/run'}}", None),
+        ("{topic: {prefix: x}}", "{tables: [a.b], topic: {prefix: x}}", "*.*"),
+        ("{topic: {}}", "{topic: {}}", None),
+        ("{topic: {prefix: x}}", "{topic: {prefix: x, bootstrap_servers: 'h:1'}}", None),
         (f"{{{REDIS}}}}}", f"{{mirror: m, documents: {{d: {{table: a.b}}}}, {REDIS}}}}}", None),
     ],
 )
@@ -143,7 +146,7 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
     [
         (
             "a: {}",
-            ":5: followers.a: has no store; expected exactly one of delta, redis, opensearch, sql",
+            ":5: followers.a: has no store; expected exactly one of delta, redis, opensearch",
         ),
         ("a: 3", ":5: followers.a: expected names with values below it"),
         ("A: {delta: {}}", "followers.A: 'A' cannot name a follower"),
@@ -158,6 +161,10 @@ def test_two_followers_that_write_to_the_same_keys_are_refused(
         ),
         ("a: {redis: {url: [hunter2]}}", "a.redis.url: given a list; expected text, not empty"),
         ("a: {sql: {url: 'mysql://hunter2@h/d'}}", "a.sql.url: is no URL of a database"),
+        ("a: {topic: {prefix: a.b}}", "a.topic.prefix: 'a.b' cannot start a topic's name"),
+        ("a: {topic: {prefix: shop}}", "a.topic.prefix: is that of the pipeline's own topics"),
+        ("a: {topic: {bootstrap_servers: h}}", "a.topic.bootstrap_servers: 'h' is no"),
+        ("a: {topic: {kafka: {acks: 1}}}", "a.topic.kafka.acks: is set by Lockstep"),
         ("a: {plugin: {kind: ''}}", "a.plugin.kind: given text; expected text, not empty"),
         ("a: {opensearch: {url: h}}", "a.opensearch.url: is no URL of OpenSearch"),
         ("a: {opensearch: {url: 'http://h', user: x}}", "user and password go together"),

@@ -63,12 +63,19 @@ def test_so_are_those_of_kafka_and_the_stores(tmp_path: Path) -> None:
             "d": {"redis": {"url": "redis://:pw@localhost:6379/3"}},
             "e": {"opensearch": {"url": "http://search:9200", "user": "u", "password": "pw"}},
             "g": {"redis": {"url": "redis://cache:6379/4?password=pw"}},
+            "h": {
+                "topic": {
+                    "bootstrap_servers": "far:9092",
+                    "kafka": {"security.protocol": "SASL_PLAINTEXT", "sasl.password": "pw"},
+                }
+            },
             "f": {"opensearch": {"url": "https://secure:9200", "user": "u", "password": "pw"}},
         },
     )
     found = check_connections(given)
     assert [each.what.split(":")[0] for each in found] == [
         "log.kafka",
+        "followers.h.topic.kafka",
         "followers.a.redis.url",
         "followers.e.opensearch.url",
         "followers.g.redis.url",

@@ -61,7 +61,7 @@ ROOMS = (
     *("playground", "cli"),
 )
 # The same of `sinks` and `jobs`; their modules in no room are below and above them.
-SINK_ROOMS = ("delta", "opensearch", "redis", "sql")
+SINK_ROOMS = ("delta", "opensearch", "redis", "sql", "topic")
 JOB_ROOMS = (
     *("cuts", "spark", "copying", "documents", "views", "apply"),
     *("archiving", "compacting", "generations"),

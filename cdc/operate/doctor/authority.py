@@ -16,7 +16,7 @@ from cdc.source import rights
 from cdc.source.rights import DsnFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
     from cdc.source.connection import Connection
@@ -109,11 +109,22 @@ def _libpq(setting: str, given: DsnFacts) -> Iterator[Finding]:
 
 
 def _kafka(config: Config) -> Iterator[Finding]:
-    settings = {name.lower(): str(value).lower() for name, value in config.log.kafka.items()}
+    yield from _brokers("log.kafka", config.log.bootstrap_servers, config.log.kafka)
+    for name, follower in config.followers.items():
+        if (topic := follower.topic) is not None:
+            at, log = f"followers.{name}.topic.kafka", config.log
+            if topic.bootstrap_servers:
+                yield from _brokers(at, topic.bootstrap_servers, topic.kafka)
+            elif topic.kafka:
+                yield from _brokers(at, log.bootstrap_servers, log.kafka | topic.kafka)
+
+
+def _brokers(setting: str, servers: str, given: Mapping[str, object]) -> Iterator[Finding]:
+    settings = {name.lower(): str(value).lower() for name, value in given.items()}
     if settings.get("security.protocol") == "sasl_plaintext":
-        for server in config.log.bootstrap_servers.split(","):
+        for server in servers.split(","):
             host = server.strip().rpartition(":")[0].strip("[]")
-            yield from _unencrypted("log.kafka", host, "security.protocol: sasl_ssl")
+            yield from _unencrypted(setting, host, "security.protocol: sasl_ssl")
 
 
 def _stores(config: Config) -> Iterator[Finding]:

@@ -1,0 +1,350 @@
+"""The topic sink: rows in compacted topics, each cut with its frontier in one Kafka transaction.
+
+A reader of committed records sees a cut completely or not at all, and the frontier record names the
+offsets that belong to it. A cut is gathered first, so each key has at most one record in it. Only
+the writer that has opened the transactional id last can commit: one that finds another was there
+reads the frontier again, leaves out what the other has written, and sends the rest. So two copies
+only repeat each other's work, and no record is in a topic twice. A change at or below the frontier
+was applied: deletes need no more than Kafka's tombstones.
+
+A store has one generation: `sinks.contract.Generations` is optional.
+"""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING, Final
+
+from cdc import failpoints
+from cdc.encode.partition import partition_of
+from cdc.errors import (
+    ConfigError,
+    FencedError,
+    InvariantError,
+    OutcomeUnknownError,
+    StoreLostError,
+)
+from cdc.events import LSN
+from cdc.log.partitions import Range
+from lockstep.sinks.contract import StoreState, expect_alone, expect_key
+from lockstep.sinks.topic.cluster import Cluster
+from lockstep.sinks.topic.records import (
+    FOLLOWER,
+    FRONTIER,
+    LSN_OF,
+    SEQ,
+    STARTED,
+    Frontier,
+    Started,
+    TopicTable,
+    encode,
+)
+from lockstep.sinks.topic.rows import Record, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from lockstep.sinks.contract import Altered, Applied, Change, Changes, Version
+    from lockstep.sinks.topic.cluster import TopicSettings
+
+# How often a step is repeated that another copy of the follower has fenced.
+_TRIES: Final = 5
+
+
+class _Cut:
+    """The cut that is being gathered."""
+
+    def __init__(self, floor: int, above: int | None) -> None:
+        self.floor, self.above = floor, above  # `floor`: the frontier's seq that it is written at
+        self.tables: dict[str, TopicTable] = {}
+
+
+class TopicSink:
+    """One follower's topics."""
+
+    complete_rows = True
+    parallel = False
+
+    def __init__(self, settings: TopicSettings) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings)
+        self._own_id = ""
+        self._known: tuple[Frontier, Started] | None = None  # once it is opened
+        self._token = ""
+        self._cut: _Cut | None = None
+        self._rows: Rows | None = None
+        self._read: dict[tuple[str, int], int] = {}  # up to which offsets `_rows` has the topics
+        self._limits: dict[str, int] = {}
+
+    def current(self) -> int | None:
+        known = self._cluster.read()
+        return known[0].generation if known else None
+
+    def open(self) -> StoreState | None:
+        self._end_cut()
+        self._cluster.let_go()
+        self._own_id = self._cluster.ensure_own()
+        known = self._cluster.read() or self._created()
+        if known[0].token != self._token:
+            self._forget()
+        self._known, self._token = known, known[0].token
+        frontier, started = known
+        self._cluster.expect_held(self._own_id, frontier.tables.values())
+        self._cluster.expect_complete(frontier.tables.values())
+        reached = max(frontier.seq, started.reached)
+        return StoreState(frontier.state, reached) if reached else None
+
+    def start_over(self, generation: int) -> None:
+        self._end_cut()
+        self._cluster.let_go()
+        self._own_id = self._cluster.ensure_own()
+        self._forget()
+
+        def empty() -> None:
+            self._cluster.fence()
+            tables = self._cluster.leftovers()
+            for name, table in tables.items():
+                self._load(name, table)
+                self._stored.clear(name, 0)
+            self._put(*self._new(generation, self._send(tables)))
+
+        self._alone(empty)
+        self._end_cut()
+
+    def histories(self) -> frozenset[str]:
+        return frozenset()
+
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
+        for version in versions:
+            if not version.key:
+                raise ConfigError(
+                    f"{version.name} has no key, and a compacted topic keeps a row by its key",
+                    hint="give it a primary key or `tables.<table>.key`, or leave it out of the"
+                    " follower's `tables`",
+                )
+
+        def record() -> None:
+            self._end_cut()
+            frontier, started = self._opened()
+            named = {each.name: frontier.tables.get(each.name) for each in versions}
+            self._cluster.expect_held(self._own_id, [each for each in named.values() if each])
+            if above is not None:
+                last = max(frontier.seq, started.reached)
+                expect_alone(above, reached, applied=frontier.seq, started=last)
+            self._cut = _Cut(frontier.seq, above)
+            for version in versions:
+                self._cut.tables[version.name] = named[version.name] or self._taken(version)
+            self._put(frontier, Started(self._token, max(reached, started.reached)), STARTED)
+
+        self._alone(record)
+
+    def write(self, changes: Changes) -> int:
+        cut, version = self._started_cut(), changes.version
+        if changes.truncated is not None and changes.truncated > cut.floor:
+            self._synced(version.name)
+            self._stored.clear(version.name, changes.truncated, changes.truncated)
+        new = [each for each in changes.changes if each.seq > cut.floor]
+        if new:
+            self._expect_key(cut, changes, new[0].schema_id)
+        limit, records = self._limit(cut.tables[version.name].topic), []
+        for each in new:
+            key, row = each.key or b"", each.row
+            if len(key) + len(row or b"") > limit:
+                raise _too_large(version, each, limit)
+            records.append(Record(version.name, key, each.seq, each.commit_lsn, row))
+        self._stored.put(records)
+        return len(new)
+
+    def alter(self, altered: Altered) -> None:
+        cut, name = self._started_cut(), altered.version.name
+        if altered.seq > cut.floor:
+            self._synced(name)
+            self._stored.alter(altered)
+            cut.tables[name] = cut.tables[name].with_key(altered.version.key)
+
+    def commit(self, applied: Applied) -> None:
+        cut = self._started_cut()
+
+        def write() -> None:
+            frontier, started = self._opened()
+            if frontier.seq != cut.floor:  # another copy was faster
+                if cut.above is not None:
+                    expect_alone(cut.above, applied.seq, applied=frontier.seq, started=0)
+                self._stored.applied_up_to(frontier.seq)
+                cut.floor = frontier.seq
+            before = frontier.state
+            if (applied.seq, applied.lsn) >= (before.seq, before.lsn):
+                mine = {
+                    name: frontier.tables.get(name, table).with_key(table.key)
+                    for name, table in cut.tables.items()
+                }
+                tables = self._send(frontier.tables | mine)
+                self._put(frontier.at(applied, tables), started)
+
+        self._alone(write)
+        self._end_cut()
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        self._synced(version.name)
+        return self._stored.rows(version.name, keys)
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        self._synced(version.name)
+        yield from self._stored.all(version.name)
+
+    def close(self) -> None:
+        self._forget()
+        self._cut = None
+        self._cluster.close()
+
+    # --- the only writer ---
+
+    def _alone(self, step: Callable[[], None]) -> None:
+        """Call a step that ends in a transaction; again if another copy has fenced this one."""
+        for left in reversed(range(_TRIES)):
+            try:
+                step()
+            except (FencedError, OutcomeUnknownError) as error:
+                self._cluster.let_go()
+                if not left:
+                    raise FencedError(
+                        "other copies of the follower open its transactional id all the time",
+                        hint="run one copy of it, and any other with --standby",
+                    ) from error
+            except BaseException:
+                self._cluster.let_go()
+                raise
+            else:
+                return
+
+    def _opened(self) -> tuple[Frontier, Started]:
+        """Return what the own topic has, as its only writer."""
+        if self._cluster.publisher is None:
+            self._cluster.fence()
+            self._known = self._cluster.read()
+        if self._known is None or self._known[0].token != self._token:
+            raise StoreLostError("another generation, or another store, is in its place")
+        return self._known
+
+    def _created(self) -> tuple[Frontier, Started]:
+        """Write the first records of a store that has none; return them."""
+        if self._cluster.leftovers():
+            raise StoreLostError(f"the frontier record in {self._cluster.own} is missing")
+
+        def create() -> None:
+            self._cluster.fence()
+            self._known = self._cluster.read()  # another copy may have been faster
+            if self._known is None:
+                self._put(*self._new(1, {}))
+
+        self._alone(create)
+        assert self._known is not None, "it was read or written"
+        return self._known
+
+    def _new(self, generation: int, tables: dict[str, TopicTable]) -> tuple[Frontier, Started]:
+        self._token = token_hex(8)
+        frontier = Frontier(
+            pipeline=self._settings.pipeline,
+            follower=self._settings.follower,
+            generation=generation,
+            token=self._token,
+            tables=tables,
+        )
+        return frontier, Started(self._token, 0)
+
+    def _send(self, tables: Mapping[str, TopicTable]) -> dict[str, TopicTable]:
+        """Hand over the cut's records; return the topics with their ends after them."""
+        publisher = self._cluster.publisher
+        assert publisher is not None, "the caller has opened it"
+        for table, key, seq, lsn, value in self._stored.changes():
+            headers = {SEQ: b"%d" % seq, FOLLOWER: self._cluster.owner}
+            if lsn:
+                headers[LSN_OF] = str(LSN(lsn)).encode()
+            its = tables[table]
+            number = partition_of(key, len(its.ends))
+            publisher.send(its.topic, key, value, headers, number)
+        publisher.flush()
+        failpoints.reach("topic_sent")
+        return self._cluster.written_ends(tables)
+
+    def _put(self, frontier: Frontier, started: Started, *only: bytes) -> None:
+        """Write the records, or one of them, and commit."""
+        records = {FRONTIER: encode(frontier), STARTED: encode(started)}
+        self._cluster.put({name: records[name] for name in only or records})
+        self._known = frontier, started
+
+    # --- the cut, and what topics hold ---
+
+    def _started_cut(self) -> _Cut:
+        if self._cut is None:
+            raise InvariantError("a topic sink is written to without a cut")
+        return self._cut
+
+    def _end_cut(self) -> None:
+        self._cut = None
+        if self._rows is not None:
+            self._rows.end_cut()
+
+    def _taken(self, version: Version) -> TopicTable:
+        """Return the topic of a table that is new; what an earlier filling left is deleted."""
+        table, has_rows = self._cluster.take(version)
+        if has_rows:
+            self._load(version.name, table)
+            self._stored.clear(version.name, self._started_cut().floor + 1)
+        return table
+
+    def _expect_key(self, cut: _Cut, changes: Changes, schema_id: int) -> None:
+        """Raise ConfigError if the changes have another key than the table's rows."""
+        name = changes.version.name
+        key = next(each.key for each in changes.versions if each.schema_id == schema_id)
+        stored, table = None, cut.tables[name]
+        if table.key != key:
+            self._synced(name)
+            stored = table.key if self._stored.has(name) else None
+        expect_key(changes._replace(truncated=None), stored, cut.floor)
+        cut.tables[name] = table.with_key(key)
+
+    def _limit(self, topic: str) -> int:
+        if topic not in self._limits:
+            self._limits[topic] = self._cluster.limit(topic)
+        return self._limits[topic]
+
+    @property
+    def _stored(self) -> Rows:
+        if self._rows is None:
+            self._rows = Rows()
+        return self._rows
+
+    def _synced(self, name: str) -> None:
+        """Read what is new in a table's topic up to the frontier."""
+        known = self._known[0].tables if self._known else {}
+        table = known.get(name)
+        if table is not None:
+            self._load(name, table)
+
+    def _load(self, name: str, table: TopicTable) -> None:
+        ranges = {
+            place: Range(self._read.get(place, 0), end)
+            for place, end in zip(table.partitions, table.ends, strict=True)
+            if end > self._read.get(place, 0)
+        }
+        for found in self._cluster.records(ranges):
+            self._stored.load(name, found)
+        self._read |= {place: span.end for place, span in ranges.items()}
+
+    def _forget(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+        self._rows = None
+        self._read.clear()
+        self._limits.clear()
+
+
+def _too_large(version: Version, change: Change, limit: int) -> ConfigError:
+    return ConfigError(
+        f"a row of {version.name}, of seq {change.seq}, is larger than the {limit} bytes that its"
+        " topic takes",
+        hint="raise max.message.bytes of the topic (kafka-configs.sh --alter) and message.max.bytes"
+        " under the follower's `topic.kafka`; or leave the table out of its `tables`. Nothing of"
+        " the cut was written",
+    )
