@@ -146,7 +146,7 @@ def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: b
     found = [
         each
         for name, follower in config.followers.items()
-        if follower.delta is not None
+        if follower.delta is not None or follower.topic is not None
         for each in _verified(
             config, name, [view for view in follower.views if view in (names or follower.views)],
             time.monotonic() + timeout,
@@ -154,8 +154,8 @@ def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: b
     ]  # fmt: skip
     if not found:
         raise ConfigError(
-            "no Delta follower holds these views",
-            hint="views are compared where they are in Delta: give them such a follower",
+            "no follower in Delta or in topics holds these views",
+            hint="views are compared in such stores: give them one",
         )
     if as_json:
         print_json(found)
@@ -173,7 +173,7 @@ def _verified(
     from cdc.source.connection import connect  # noqa: PLC0415 - as above
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - as above
     from lockstep.jobs.views.verifying import question, stored_rows  # noqa: PLC0415 - as above
-    from lockstep.sinks.contract import Generations  # noqa: PLC0415 - as above
+    from lockstep.sinks.contract import Listable  # noqa: PLC0415 - as above
 
     with closing(connect(config)) as connection:
         for view in _plans(config, views) if views else ():
@@ -184,7 +184,7 @@ def _verified(
             for _ in range(_TRIES):
                 before, lsn = answers.digest(connection, asked), token.take(connection).lsn
                 with closing(stores.sink(config, follower, config.followers[follower])) as sink:
-                    assert isinstance(sink, Generations), "Delta's sink is one"
+                    assert isinstance(sink, Listable), "those of Delta and of topics are"
                     _await(sink, follower, lsn, deadline)
                     found = answers.compare(connection, asked, stored_rows(sink, view))
                 if answers.digest(connection, asked) == before:
@@ -205,14 +205,14 @@ def _recomputed(
     from lockstep.jobs.spark.session import with_jars, work_session  # noqa: PLC0415 - as above
     from lockstep.jobs.views.cuts import ViewCuts  # noqa: PLC0415 - as above
     from lockstep.jobs.views.verifying import differing  # noqa: PLC0415 - as above
-    from lockstep.sinks.contract import Generations  # noqa: PLC0415 - as above
+    from lockstep.sinks.contract import Listable  # noqa: PLC0415 - as above
 
     title = f"lockstep verify of view {view.name}"
     cuts = ViewCuts(
         config, follower, lambda: work_session(with_jars(title), title, threading.Event())
     )
     with closing(stores.sink(config, follower, config.followers[follower])) as sink:
-        assert isinstance(sink, Generations), "Delta's sink is one"
+        assert isinstance(sink, Listable), "those of Delta and of topics are"
         applied = _await(sink, follower, lsn, deadline)
         stored = [row for _, _, row in sink.contents(view.version) if row]
         found = differing(cuts.every_row(view.name, applied), stored)

@@ -189,10 +189,10 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
 def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
     """Compare views (default: all) with what Postgres itself answers.
 
-    For each Delta follower that holds the view: once it has applied all that is committed now, and
-    if the answer does not change meanwhile. Exits with 1 if rows differ. Postgres can't answer a
-    view in Python, one that names such a view, or one of masked columns: these are computed again
-    from the complete mirrors.
+    For each follower in Delta or in topics that holds the view: once it has applied all that is
+    committed now, and if the answer does not change meanwhile. Exits with 1 if rows differ.
+    Postgres can't answer a view in Python, one that names such a view, or one of masked columns:
+    these are computed again from the complete mirrors.
     """
     given = [*names, "--timeout", str(timeout), *(["--json"] * as_json)]
     from cdc.config.views import PythonView  # noqa: PLC0415 - not for --help

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.types import Type
-    from lockstep.sinks.contract import Generations
+    from lockstep.sinks.contract import Listable
 
 _DAY: Final = date(1970, 1, 1)
 _TIME: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without time zone
@@ -36,7 +36,7 @@ def question(config: Config, view: ViewPlan) -> Question:
     return Question(sqls[view.name], named, types)
 
 
-def stored_rows(sink: Generations, view: ViewPlan) -> bytes:
+def stored_rows(sink: Listable, view: ViewPlan) -> bytes:
     """Return the view's rows in a store, as a JSON array."""
     rows = [msgspec.json.decode(row) for _, _, row in sink.contents(view.version) if row]
     return msgspec.json.encode(

@@ -49,7 +49,7 @@ _OWN: Final = {
 }
 # A huge cut takes minutes to send. Readers wait as long for a writer that was killed for good.
 _TRANSACTION_SECONDS: Final = 300
-_SETTLED_SECONDS: Final = 2.0
+_VISIBLE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02
 
 
@@ -147,7 +147,7 @@ class Cluster:
         there = self.consumer.confirmed_if_exists((self.own, 0))
         if there is None:
             return None
-        deadline = time.monotonic() + _SETTLED_SECONDS
+        deadline = time.monotonic() + _VISIBLE_SECONDS
         every, only = IsolationLevel.READ_UNCOMMITTED, [(self.own, 0)]
         end = absence.spans(self._config, only, every)[self.own, 0].end
         while there.end < end and time.monotonic() < deadline:
@@ -256,7 +256,18 @@ class Cluster:
     ) -> Iterator[list[tuple[bytes, int, bytes | None]]]:
         """Yield the key, seq and value of each record in the ranges, in its partition's order."""
         for _, messages in self.consumer.pieces(ranges):
-            yield [(each.key() or b"", int(_headers(each)[SEQ]), each.value()) for each in messages]
+            yield [(each.key() or b"", _seq(each), each.value()) for each in messages]
+
+
+def _seq(message: Message) -> int:
+    found = _headers(message).get(SEQ)
+    if found is None:
+        raise ConfigError(
+            f"{message.topic()} [{message.partition()}] has a record of something else at offset"
+            f" {message.offset()}",
+            hint="stop what writes to it, delete the topic, and start the follower",
+        )
+    return int(found)
 
 
 def _headers(message: Message) -> dict[str, bytes]:

@@ -66,10 +66,6 @@ class Rows:
                 self._db.execute("INSERT OR REPLACE INTO stored VALUES (?, ?, ?, ?)", row)
         self._db.execute("COMMIT")
 
-    def forget(self) -> None:
-        """Forget all stored rows."""
-        self._db.execute("DELETE FROM stored")
-
     # --- the cut ---
 
     def put(self, changes: Iterable[Record]) -> None:

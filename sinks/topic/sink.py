@@ -102,6 +102,7 @@ class TopicSink:
 
         def empty() -> None:
             self._cluster.fence()
+            self._cluster.read()  # raises if it is another follower's
             tables = self._cluster.leftovers()
             for name, table in tables.items():
                 self._load(name, table)

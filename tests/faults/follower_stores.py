@@ -17,6 +17,7 @@ import psycopg
 import pyarrow as pa
 import redis
 import requests
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
@@ -228,3 +229,87 @@ class Sqlite:
         except sqlite3.OperationalError:
             return None
         return Reading(applied[0], applied[1], state)
+
+
+class Topics:
+    """A follower's topics, read on and on by a consumer of committed records."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self._settings = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "a-reader",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+        self._own, self._prefix = f"{prefix}.cdc.follower", prefix
+        self._consumer: Consumer | None = None
+        self._waiting: dict[tuple[str, int], list[Message]] = {}
+        self._rows: dict[str, dict[bytes, Any]] = {}
+        self._frontier: dict[str, Any] = {}
+        self._done: dict[tuple[str, int], int] = {}  # up to which offsets it is in `_rows`
+
+    def read(self) -> Reading | None:
+        """Return the state at the newest frontier whose records are here; None before the first."""
+        try:
+            self._take()
+        except KafkaException:
+            return None
+        if not self._frontier.get("seq"):
+            return None
+        state = _empty()
+        for table, rows in self._rows.items():
+            if (name := table.removeprefix("public.")) in state:
+                state[name] = [plain(name, row) for row in rows.values()]
+        return Reading(self._frontier["generation"], self._frontier["seq"], state)
+
+    def rows(self, table: str) -> list[Any]:
+        """Return a table's rows at that frontier."""
+        return list(self._rows.get(table, {}).values())
+
+    def _take(self) -> None:
+        consumer = self._consumer = self._consumer or Consumer(self._settings)
+        assigned = {(each.topic, each.partition) for each in consumer.assignment()}
+        known = consumer.list_topics(timeout=_SECONDS).topics
+        new = [
+            TopicPartition(topic, number, 0)
+            for topic, its in known.items()
+            if topic.startswith(f"{self._prefix}.")
+            for number in its.partitions
+            if (topic, number) not in assigned
+        ]
+        consumer.incremental_assign(new)
+        for message in consumer.consume(10_000, timeout=0.5):
+            if message.error() is None:
+                place = (str(message.topic()), int(message.partition() or 0))
+                self._waiting.setdefault(place, []).append(message)
+        frontiers = self._waiting.get((self._own, 0), [])
+        while frontiers:
+            record = frontiers[0]
+            if record.key() == b"frontier" and not self._apply(orjson.loads(record.value() or b"")):
+                return  # the rest of it has not arrived
+            del frontiers[0]
+
+    def _apply(self, frontier: dict[str, Any]) -> bool:
+        """Take the records below a frontier's ends, unless some have not arrived."""
+        found = []
+        for name, table in frontier["tables"].items():
+            for number, end in enumerate(table["ends"]):
+                place = (table["topic"], number)
+                here = self._waiting.get(place, [])
+                done = self._done.get(place, 0)
+                if end > done and (not here or (here[-1].offset() or 0) < end - 1):
+                    return False
+                found.append((name, place, end))
+        for name, place, end in found:
+            waiting = self._waiting.get(place, [])
+            while waiting and (waiting[0].offset() or 0) < end:
+                message = waiting.pop(0)
+                key, value = message.key() or b"", message.value()
+                rows = self._rows.setdefault(name, {})
+                rows.pop(bytes(key), None)
+                if value is not None:
+                    rows[bytes(key)] = orjson.loads(value)
+            self._done[place] = end
+        self._frontier = frontier
+        return True

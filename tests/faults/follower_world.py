@@ -1,8 +1,8 @@
-"""A database, a log and five stores, with a daemon and followers in which to inject faults.
+"""A database, a log and six stores, with a daemon and followers in which to inject faults.
 
 Followers are one `cdc follow` in a session of its own: its processes are found by that session and
-their command lines. Watchers read Redis, OpenSearch, Postgres and SQLite all the time, as clients
-would, and check every state that they see against its own digest.
+their command lines. Watchers read Redis, OpenSearch, Postgres, SQLite and topics all the time, as
+clients would, and check every state that they see against its own digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ import requests
 from tests.faults import follower_types
 from tests.faults.follower_http import HttpProxy
 from tests.faults.follower_rows import DDL, TABLES, State, database_rows, differences, findings
-from tests.faults.follower_stores import Delta, OpenSearch, Postgres, Reading, Redis, Sqlite
+from tests.faults.follower_stores import (
+    Delta,
+    OpenSearch,
+    Postgres,
+    Reading,
+    Redis,
+    Sqlite,
+    Topics,
+)
 from tests.fixtures.commands import CommandSession
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 from tests.fixtures.servers import Database
@@ -90,6 +98,7 @@ class World:
             "search": {"opensearch": {"url": self.http.url}},
             "copy": {"sql": {"url": url_of(copied)}},
             "file": {"sql": {"url": f"sqlite:///{folder / 'copy.db'}"}},
+            "stream": {"topic": {}},
         }
         self.line = new(
             DDL,
@@ -109,6 +118,7 @@ class World:
         self.delta = Delta(self.mirrors)
         self.postgres = Postgres(copied.dsn)
         self.sqlite = Sqlite(folder / "copy.db")
+        self.topics = Topics(self.line.bootstrap, f"{prefix}-stream")
         self.copies: list[CommandSession] = []
         self._started = 0
         self.watches = [
@@ -116,6 +126,7 @@ class World:
             StoreWatcher("opensearch", self.search.read),
             StoreWatcher("postgres", self.postgres.read),
             StoreWatcher("sqlite", self.sqlite.read),
+            StoreWatcher("topics", self.topics.read),
         ]
 
     # -- the daemon and the followers -----------------------------------------------------------
@@ -193,6 +204,8 @@ class World:
             "opensearch": self.search.read,
             "postgres": self.postgres.read,
             "sqlite": self.sqlite.read,
+            # Another reader than the watcher's, which is in its thread.
+            "topics": Topics(self.line.bootstrap, f"{self.line.config.prefix}-stream").read,
         }
         self.delta.forget()
         reported = {}
@@ -222,9 +235,12 @@ class World:
         query = {"size": 1_000, "query": {"match_all": {}}}
         found = requests.post(f"{self.search.url}/{prefix}-{name}/_search", json=query, timeout=30)
         sources = [each["_source"] for each in orjson.loads(found.content)["hits"]["hits"]]
+        topics = Topics(self.line.bootstrap, f"{prefix}-stream")
+        wait_until(lambda: topics.read() and topics.rows(name), "the topic has no rows")
         return [
             *follower_types.wrong_json("redis", {each["id"]: each for each in cached}, config),
             *follower_types.wrong_json("opensearch", {e["id"]: e for e in sources}, config),
+            *follower_types.wrong_json("topics", {e["id"]: e for e in topics.rows(name)}, config),
             *follower_types.wrong_mirror(self.mirrors, config),
         ]
 

@@ -1,4 +1,4 @@
-"""`cdc view plan`, `apply` and `drop` on a running pipeline, in Delta, Redis and SQLite."""
+"""`cdc view plan`, `apply` and `drop` on a running pipeline, in four stores."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.fixtures.commands import completed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed
 from tests.fixtures.store_redis import RedisStore
+from tests.fixtures.store_topic import rows_of
 
 _SECONDS = 400
 PRICES = "SELECT id, price * 2 AS twice FROM products"
@@ -30,11 +31,11 @@ NAMES = "SELECT id, name FROM products WHERE id > 3"
 CHANGED = "SELECT id, price * 3 AS thrice, name FROM products WHERE id < 9"
 ROWS = "INSERT INTO products SELECT n, 'product ' || n, n * 1.25 FROM generate_series(1, 12) n"
 DECLARED = {"prices": {"sql": PRICES, "key": ["id"]}, "names": {"sql": NAMES, "key": ["id"]}}
-STORES = ("answers", "cache", "table")
+STORES = ("answers", "cache", "table", "stream")
 
 
 class Changed(Followed):
-    """A pipeline with views in Delta, Redis and SQLite, and its commands."""
+    """A pipeline with views in Delta, Redis, SQLite and topics, and its commands."""
 
     client: redis.Redis
     root: Path
@@ -77,9 +78,10 @@ class Changed(Followed):
         with closing(sqlite3.connect(self.root / "table.db")) as connection:
             connection.row_factory = sqlite3.Row
             table = [dict(row) for row in connection.execute(f"SELECT * FROM {view}")]
+        topic = rows_of(self.pipeline.bootstrap, f"{self.prefix}-stream.{name}").values()
         return [
             sorted(map(_plain, rows), key=lambda row: int(row["id"]))
-            for rows in (delta, list(self._in_redis(view)), table)
+            for rows in (delta, list(self._in_redis(view)), table, topic)
         ]
 
     def _in_redis(self, view: str) -> Iterator[dict[str, Any]]:
@@ -124,6 +126,7 @@ def changed(
     written["followers"] |= {
         "answers": {**of_views, "delta": {"path": str(tmp_path / "views")}},
         "cache": {**of_views, "redis": {"url": redis_store.settings.url, "shapes": shapes}},
+        "stream": {**of_views, "topic": {}},
         "table": {**of_views, "sql": {"url": f"sqlite:///{tmp_path / 'table.db'}"}},
     }
     made.config_file.write_text(yaml.safe_dump(written))
@@ -133,7 +136,7 @@ def changed(
 
 
 def test_a_changed_view_is_built_and_a_dropped_ones_rows_are_deleted(changed: Changed) -> None:
-    """In three stores, while the mirror's follower runs; a view that nothing changed stays."""
+    """In all stores, while the mirror's follower runs; a view that nothing changed stays."""
     changed.pipeline.start().wait_ready()
     changed.pipeline.database.execute(ROWS)
     changed.follow("lake")
@@ -154,13 +157,13 @@ def test_a_changed_view_is_built_and_a_dropped_ones_rows_are_deleted(changed: Ch
         changed.expect_equal("names", NAMES)
 
         assert drop(changed.config, STORES, "names", Waiting(_SECONDS)) == set(STORES)
-        assert changed.stored("names") == [[], [], []]
+        assert changed.stored("names") == [[]] * len(STORES)
         changed.expect_equal("prices", CHANGED)
         assert changed.states() == {"prices": {"unchanged"}}
         assert drop(changed.config, STORES, "names", Waiting(_SECONDS)) == set()
 
 
-@pytest.mark.long("four followers are started twice: a minute")
+@pytest.mark.long("five followers are started twice: a minute")
 def test_a_follower_that_runs_builds_its_views_itself_and_is_stopped_for_a_drop(
     changed: Changed,
 ) -> None:
@@ -202,7 +205,7 @@ def test_a_drop_that_is_killed_anywhere_is_done_by_the_next_one(
             assert changed.states()["prices"] == {"unchanged"}
         code, _, error = changed.cdc(*drop)
         assert code == Exit.OK, error
-        assert changed.stored("names") == [[], [], []]
+        assert changed.stored("names") == [[]] * len(STORES)
         changed.expect_equal("prices", PRICES)
         assert changed.plan() == (Exit.OK, {"prices": {"unchanged"}})
 
