@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from confluent_kafka import IsolationLevel
@@ -71,36 +72,32 @@ class Cluster:
         self.own = f"{self._prefix}.cdc.follower"
         self.owner = f"{settings.pipeline}/{settings.follower}".encode()
         self.publisher: BoundedPublisher | None = None  # while nobody is known to have fenced it
-        self._admin: AdminClient | None = None
-        self._consumer: LogConsumer | None = None
+        self._own_id = ""  # Kafka's, once it is opened
+        self._limits: dict[str, int] = {}
 
-    @property
+    @cached_property
     def admin(self) -> AdminClient:
-        if self._admin is None:
-            self._admin = topics.admin(self._config)
-        return self._admin
+        return topics.admin(self._config)
 
-    @property
+    @cached_property
     def consumer(self) -> LogConsumer:
-        if self._consumer is None:
-            self._consumer = LogConsumer(self._config)
-        return self._consumer
+        return LogConsumer(self._config)
 
     def close(self) -> None:
         self.let_go()
-        if self._consumer is not None:
-            self._consumer.close()
-        self._admin = self._consumer = None
+        if "consumer" in self.__dict__:
+            self.consumer.close()
+        for each in ("admin", "consumer"):
+            self.__dict__.pop(each, None)
 
     # --- transactions ---
 
-    def fence(self) -> BoundedPublisher:
-        """End what other writers have not committed, and return the only writer. Blocks."""
+    def fence(self) -> None:
+        """End what other writers have not committed, and be the only one. Blocks."""
         self.publisher = BoundedPublisher(
             self._config, transaction_seconds=_TRANSACTION_SECONDS, transactional_id=self.own
         )
         self.publisher.open()
-        return self.publisher
 
     def let_go(self) -> None:
         """Abort what is open, after an error or at the end."""
@@ -127,8 +124,10 @@ class Cluster:
 
     # --- the own topic ---
 
-    def ensure_own(self) -> str:
-        """Create the own topic if it is missing; return Kafka's id of it."""
+    def open(self) -> None:
+        """Create the own topic if it is missing, and forget what was known of the others."""
+        self.let_go()
+        self._limits.clear()
         resume = names.resume_topic(self._prefix)
         if resume in topics.describe(self.admin, [resume]):
             raise ConfigError(
@@ -136,7 +135,7 @@ class Cluster:
                 hint="give the follower another `topic.prefix`",
             )
         made = topics.ensure(self.admin, self._config, [topics.Topic(self.own, 1, _OWN)])
-        return made[self.own].topic_id
+        self._own_id = made[self.own].topic_id
 
     def read(self) -> tuple[Frontier, Started] | None:
         """Return the newest records; None if there is no store.
@@ -172,9 +171,9 @@ class Cluster:
 
     # --- topics of rows ---
 
-    def expect_held(self, own_id: str, held: Collection[TopicTable]) -> None:
+    def expect_held(self, held: Collection[TopicTable]) -> None:
         """Raise StoreLostError unless these topics exist, and are those that were written to."""
-        wanted = {self.own: own_id} | {each.topic: each.topic_id for each in held}
+        wanted = {self.own: self._own_id} | {each.topic: each.topic_id for each in held}
         found = topics.describe(self.admin, list(wanted))
         missing = [topic for topic in wanted if topic not in found]
         missing = sorted(absence.absent(self._config, missing)) if missing else []
@@ -249,7 +248,9 @@ class Cluster:
 
     def limit(self, topic: str) -> int:
         """Return how long a key and a value may be together."""
-        return limits.limits(self.admin, self._config, [topic])[topic]
+        if topic not in self._limits:
+            self._limits |= limits.limits(self.admin, self._config, [topic])
+        return self._limits[topic]
 
     def records(
         self, ranges: Mapping[Partition, Range]

@@ -68,13 +68,11 @@ class TopicSink:
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
         self._cluster = Cluster(settings)
-        self._own_id = ""
         self._known: tuple[Frontier, Started] | None = None  # once it is opened
         self._token = ""
         self._cut: _Cut | None = None
         self._rows: Rows | None = None
         self._read: dict[tuple[str, int], int] = {}  # up to which offsets `_rows` has the topics
-        self._limits: dict[str, int] = {}
 
     def current(self) -> int | None:
         known = self._cluster.read()
@@ -82,22 +80,20 @@ class TopicSink:
 
     def open(self) -> StoreState | None:
         self._end_cut()
-        self._cluster.let_go()
-        self._own_id = self._cluster.ensure_own()
+        self._cluster.open()
         known = self._cluster.read() or self._created()
         if known[0].token != self._token:
             self._forget()
         self._known, self._token = known, known[0].token
         frontier, started = known
-        self._cluster.expect_held(self._own_id, frontier.tables.values())
+        self._cluster.expect_held(frontier.tables.values())
         self._cluster.expect_complete(frontier.tables.values())
         reached = max(frontier.seq, started.reached)
         return StoreState(frontier.state, reached) if reached else None
 
     def start_over(self, generation: int) -> None:
         self._end_cut()
-        self._cluster.let_go()
-        self._own_id = self._cluster.ensure_own()
+        self._cluster.open()
         self._forget()
 
         def empty() -> None:
@@ -128,7 +124,7 @@ class TopicSink:
             self._end_cut()
             frontier, started = self._opened()
             named = {each.name: frontier.tables.get(each.name) for each in versions}
-            self._cluster.expect_held(self._own_id, [each for each in named.values() if each])
+            self._cluster.expect_held([each for each in named.values() if each])
             if above is not None:
                 last = max(frontier.seq, started.reached)
                 expect_alone(above, reached, applied=frontier.seq, started=last)
@@ -147,7 +143,7 @@ class TopicSink:
         new = [each for each in changes.changes if each.seq > cut.floor]
         if new:
             self._expect_key(cut, changes, new[0].schema_id)
-        limit, records = self._limit(cut.tables[version.name].topic), []
+        limit, records = self._cluster.limit(cut.tables[version.name].topic), []
         for each in new:
             key, row = each.key or b"", each.row
             if len(key) + len(row or b"") > limit:
@@ -305,11 +301,6 @@ class TopicSink:
         expect_key(changes._replace(truncated=None), stored, cut.floor)
         cut.tables[name] = table.with_key(key)
 
-    def _limit(self, topic: str) -> int:
-        if topic not in self._limits:
-            self._limits[topic] = self._cluster.limit(topic)
-        return self._limits[topic]
-
     @property
     def _stored(self) -> Rows:
         if self._rows is None:
@@ -318,9 +309,8 @@ class TopicSink:
 
     def _synced(self, name: str) -> None:
         """Read what is new in a table's topic up to the frontier."""
-        known = self._known[0].tables if self._known else {}
-        table = known.get(name)
-        if table is not None:
+        table = self._known and self._known[0].tables.get(name)
+        if table:
             self._load(name, table)
 
     def _load(self, name: str, table: TopicTable) -> None:
@@ -338,7 +328,6 @@ class TopicSink:
             self._rows.close()
         self._rows = None
         self._read.clear()
-        self._limits.clear()
 
 
 def _too_large(version: Version, change: Change, limit: int) -> ConfigError:
