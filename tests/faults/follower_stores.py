@@ -17,7 +17,7 @@ import psycopg
 import pyarrow as pa
 import redis
 import requests
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
@@ -241,13 +241,14 @@ class Topics:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
+            "enable.partition.eof": True,
         }
         self._own, self._prefix = f"{prefix}.cdc.follower", prefix
         self._consumer: Consumer | None = None
         self._waiting: dict[tuple[str, int], list[Message]] = {}
         self._rows: dict[str, dict[bytes, Any]] = {}
         self._frontier: dict[str, Any] = {}
-        self._done: dict[tuple[str, int], int] = {}  # up to which offsets it is in `_rows`
+        self._reached: dict[tuple[str, int], int] = {}  # up to which offset all has arrived
 
     def read(self) -> Reading | None:
         """Return the state at the newest frontier whose records are here; None before the first."""
@@ -280,8 +281,12 @@ class Topics:
         ]
         consumer.incremental_assign(new)
         for message in consumer.consume(10_000, timeout=0.5):
-            if message.error() is None:
-                place = (str(message.topic()), int(message.partition() or 0))
+            error, place = message.error(), (str(message.topic()), int(message.partition() or 0))
+            if error is None:
+                self._reached[place] = int(message.offset() or 0) + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._reached[place] = int(message.offset() or 0)
+            if error is None:
                 self._waiting.setdefault(place, []).append(message)
         frontiers = self._waiting.get((self._own, 0), [])
         while frontiers:
@@ -296,20 +301,18 @@ class Topics:
         for name, table in frontier["tables"].items():
             for number, end in enumerate(table["ends"]):
                 place = (table["topic"], number)
-                here = self._waiting.get(place, [])
-                done = self._done.get(place, 0)
-                if end > done and (not here or (here[-1].offset() or 0) < end - 1):
+                if end > self._reached.get(place, 0):
                     return False
                 found.append((name, place, end))
         for name, place, end in found:
             waiting = self._waiting.get(place, [])
-            while waiting and (waiting[0].offset() or 0) < end:
-                message = waiting.pop(0)
+            count = sum((each.offset() or 0) < end for each in waiting)
+            taken, waiting[:count] = waiting[:count], []
+            for message in taken:
                 key, value = message.key() or b"", message.value()
                 rows = self._rows.setdefault(name, {})
                 rows.pop(bytes(key), None)
                 if value is not None:
                     rows[bytes(key)] = orjson.loads(value)
-            self._done[place] = end
         self._frontier = frontier
         return True

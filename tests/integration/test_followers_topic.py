@@ -174,7 +174,10 @@ def test_a_view_in_a_topic_is_postgres_answer_and_is_verified(
     made.config_file.write_text(yaml.safe_dump(written))
     viewed = Streams(made, spark)
     made.start().wait_ready()
-    changes = ("UPDATE orders SET price = price + 0.25 WHERE id < 9", "DELETE FROM orders")
+    changes = (
+        "UPDATE orders SET price = price + 0.25 WHERE id < 9",
+        "DELETE FROM orders WHERE user_id < 9",
+    )
     for statements in (WRITES[:6], changes[:1], changes[1:]):
         made.database.execute(*statements)
         viewed.follow("lake", "copy")
