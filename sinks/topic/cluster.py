@@ -24,7 +24,7 @@ from cdc.log.publisher import BoundedPublisher
 from lockstep.sinks.topic.records import FOLLOWER, SEQ, TopicTable, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from confluent_kafka import Message
     from confluent_kafka.admin import AdminClient
@@ -36,18 +36,11 @@ if TYPE_CHECKING:
 # No record is compacted away by a newer one that is younger than this: readers have as long to read
 # what the frontier record names.
 _LAG_MS: Final = 3_600_000
+_BOTH: Final = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)}
 _OF_ROWS: Final = {
-    "cleanup.policy": "compact",
-    "min.compaction.lag.ms": str(_LAG_MS),
-    "segment.bytes": str(64 << 20),
-    "max.message.bytes": str(MAX_MESSAGE_BYTES),
-}
-_OWN: Final = {
-    "cleanup.policy": "compact",
-    "segment.bytes": str(8 << 20),
-    "min.cleanable.dirty.ratio": "0.1",
-    "max.message.bytes": str(MAX_MESSAGE_BYTES),
-}
+    **_BOTH, "min.compaction.lag.ms": str(_LAG_MS), "segment.bytes": str(64 << 20),
+}  # fmt: skip
+_OWN: Final = {**_BOTH, "min.cleanable.dirty.ratio": "0.1", "segment.bytes": str(8 << 20)}
 # A huge cut takes minutes to send. Readers wait as long for a writer that was killed for good.
 _TRANSACTION_SECONDS: Final = 300
 _VISIBLE_SECONDS: Final = 2.0
@@ -156,18 +149,13 @@ class Cluster:
         for _, messages in self.consumer.pieces({(self.own, 0): there}):
             found |= {m.key() or b"": m.value() or b"" for m in messages}
         known = decoded(self.own, found)
-        if known is not None:
-            self._expect_ours(f"{known[0].pipeline}/{known[0].follower}".encode())
-        return known
-
-    def _expect_ours(self, owner: bytes) -> None:
-        if owner != self.owner:
-            pipeline, _, follower = owner.decode().partition("/")
+        if known and f"{known[0].pipeline}/{known[0].follower}".encode() != self.owner:
             raise ConfigError(
-                f"the topics below {self._prefix} are those of follower {follower} of pipeline"
-                f" {pipeline}",
+                f"the topics below {self._prefix} are those of follower {known[0].follower} of"
+                f" pipeline {known[0].pipeline}",
                 hint="give this follower another `topic.prefix`",
             )
+        return known
 
     # --- topics of rows ---
 
@@ -203,25 +191,32 @@ class Cluster:
                     " cleanup.policy=compact",
                 )
 
-    def take(self, version: Version) -> tuple[TopicTable, bool]:
-        """Return the topic of a table that has none here, created if it is missing.
+    def take(self, versions: Iterable[Version]) -> dict[str, tuple[TopicTable, bool]]:
+        """Return the topics of tables that have none here, created if they are missing.
 
-        And whether it has rows, left by an earlier filling. Raises ConfigError for a topic that has
-        records of anything else.
+        And whether one has rows, left by an earlier filling. Raises ConfigError for a topic that
+        has records of anything else.
         """
-        topic = names.data_topic(self._prefix, version.schema, version.table)
+        wanted = {names.data_topic(self._prefix, v.schema, v.table): v for v in versions}
         count = self._config.log.partitions
-        made = topics.ensure(self.admin, self._config, [topics.Topic(topic, count, _OF_ROWS)])
-        found = TopicTable(topic, made[topic].topic_id, version.key, (0,) * made[topic].partitions)
-        owner = self._writer_of(found)
-        if owner is None:
-            return found, False
-        if owner != self.owner:
-            raise ConfigError(
-                f"topic {topic} has records of {owner.decode() or 'something else'}",
-                hint="give the follower another `topic.prefix`, or delete the topic",
+        made = topics.ensure(
+            self.admin, self._config, [topics.Topic(topic, count, _OF_ROWS) for topic in wanted]
+        )
+        found = {
+            version.name: TopicTable(
+                topic, made[topic].topic_id, version.key, (0,) * made[topic].partitions
             )
-        return self._at_end(found), True
+            for topic, version in wanted.items()
+        }
+        written = self._written(found)
+        for table, owner in written.values():
+            if owner != self.owner:
+                raise ConfigError(
+                    f"topic {table.topic} has records of {owner.decode() or 'something else'}",
+                    hint="give the follower another `topic.prefix`, or delete the topic",
+                )
+        empty = {name: (table, False) for name, table in found.items()}
+        return empty | {name: (table, True) for name, (table, _) in written.items()}
 
     def leftovers(self) -> dict[str, TopicTable]:
         """Return the topics below the prefix that have rows of this follower, by table."""
@@ -230,21 +225,20 @@ class Cluster:
         for topic, its in topics.describe(self.admin, below).items():
             with suppress(ConfigError):  # the name is no table's
                 name = names.table_name(self._prefix, topic)
-                table = TopicTable(topic, its.topic_id, (), (0,) * its.partitions)
-                if self._writer_of(table) == self.owner:
-                    found[name] = self._at_end(table)
+                found[name] = TopicTable(topic, its.topic_id, (), (0,) * its.partitions)
+        written = self._written(found)
+        return {name: table for name, (table, owner) in written.items() if owner == self.owner}
+
+    def _written(self, tables: Mapping[str, TopicTable]) -> dict[str, tuple[TopicTable, bytes]]:
+        """Return those with records, at their ends, and the owner that the first record names."""
+        found = {}
+        for name, table in tables.items():
+            there = self.consumer.confirmed(table.partitions)
+            for _, messages in self.consumer.pieces(there):
+                at_end = table.at({place: span.end for place, span in there.items()})
+                found[name] = at_end, _headers(messages[0]).get(FOLLOWER, b"")
+                break
         return found
-
-    def _at_end(self, table: TopicTable) -> TopicTable:
-        there = self.consumer.confirmed(table.partitions)
-        return table.at({place: span.end for place, span in there.items()})
-
-    def _writer_of(self, table: TopicTable) -> bytes | None:
-        """Return the owner that a topic's first record names, b"" for none; None if it is empty."""
-        there = self.consumer.confirmed(table.partitions)
-        for _, messages in self.consumer.pieces(there):
-            return _headers(messages[0]).get(FOLLOWER, b"")
-        return None
 
     def limit(self, topic: str) -> int:
         """Return how long a key and a value may be together."""

@@ -27,18 +27,9 @@ from cdc.errors import (
 from cdc.events import LSN
 from cdc.log.partitions import Range
 from lockstep.sinks.contract import StoreState, expect_alone, expect_key
+from lockstep.sinks.topic import records
 from lockstep.sinks.topic.cluster import Cluster
-from lockstep.sinks.topic.records import (
-    FOLLOWER,
-    FRONTIER,
-    LSN_OF,
-    SEQ,
-    STARTED,
-    Frontier,
-    Started,
-    TopicTable,
-    encode,
-)
+from lockstep.sinks.topic.records import Frontier, Started
 from lockstep.sinks.topic.rows import Record, Rows
 
 if TYPE_CHECKING:
@@ -46,6 +37,7 @@ if TYPE_CHECKING:
 
     from lockstep.sinks.contract import Altered, Applied, Change, Changes, Version
     from lockstep.sinks.topic.cluster import TopicSettings
+    from lockstep.sinks.topic.records import TopicTable
 
 # How often a step is repeated that another copy of the follower has fenced.
 _TRIES: Final = 5
@@ -123,15 +115,18 @@ class TopicSink:
         def record() -> None:
             self._end_cut()
             frontier, started = self._opened()
-            named = {each.name: frontier.tables.get(each.name) for each in versions}
-            self._cluster.expect_held([each for each in named.values() if each])
+            wanted = {each.name: each for each in versions}
+            held = {name: its for name, its in frontier.tables.items() if name in wanted}
+            self._cluster.expect_held(held.values())
             if above is not None:
                 last = max(frontier.seq, started.reached)
                 expect_alone(above, reached, applied=frontier.seq, started=last)
             self._cut = _Cut(frontier.seq, above)
-            for version in versions:
-                self._cut.tables[version.name] = named[version.name] or self._taken(version)
-            self._put(frontier, Started(self._token, max(reached, started.reached)), STARTED)
+            self._cut.tables = held
+            self._take([each for name, each in wanted.items() if name not in held])
+            started = Started(self._token, max(reached, started.reached))
+            self._cluster.put({records.STARTED: records.encode(started)})
+            self._known = frontier, started
 
         self._alone(record)
 
@@ -143,13 +138,13 @@ class TopicSink:
         new = [each for each in changes.changes if each.seq > cut.floor]
         if new:
             self._expect_key(cut, changes, new[0].schema_id)
-        limit, records = self._cluster.limit(cut.tables[version.name].topic), []
+        limit, made = self._cluster.limit(cut.tables[version.name].topic), []
         for each in new:
             key, row = each.key or b"", each.row
             if len(key) + len(row or b"") > limit:
                 raise _too_large(version, each, limit)
-            records.append(Record(version.name, key, each.seq, each.commit_lsn, row))
-        self._stored.put(records)
+            made.append(Record(version.name, key, each.seq, each.commit_lsn, row))
+        self._stored.put(made)
         return len(new)
 
     def alter(self, altered: Altered) -> None:
@@ -254,9 +249,9 @@ class TopicSink:
         publisher = self._cluster.publisher
         assert publisher is not None, "the caller has opened it"
         for table, key, seq, lsn, value in self._stored.changes():
-            headers = {SEQ: b"%d" % seq, FOLLOWER: self._cluster.owner}
+            headers = {records.SEQ: b"%d" % seq, records.FOLLOWER: self._cluster.owner}
             if lsn:
-                headers[LSN_OF] = str(LSN(lsn)).encode()
+                headers[records.LSN_OF] = str(LSN(lsn)).encode()
             its = tables[table]
             number = partition_of(key, len(its.ends))
             publisher.send(its.topic, key, value, headers, number)
@@ -264,10 +259,10 @@ class TopicSink:
         failpoints.reach("topic_sent")
         return self._cluster.written_ends(tables)
 
-    def _put(self, frontier: Frontier, started: Started, *only: bytes) -> None:
-        """Write the records, or one of them, and commit."""
-        records = {FRONTIER: encode(frontier), STARTED: encode(started)}
-        self._cluster.put({name: records[name] for name in only or records})
+    def _put(self, frontier: Frontier, started: Started) -> None:
+        """Write both records, and commit."""
+        encode = records.encode
+        self._cluster.put({records.FRONTIER: encode(frontier), records.STARTED: encode(started)})
         self._known = frontier, started
 
     # --- the cut, and what topics hold ---
@@ -282,13 +277,14 @@ class TopicSink:
         if self._rows is not None:
             self._rows.end_cut()
 
-    def _taken(self, version: Version) -> TopicTable:
-        """Return the topic of a table that is new; what an earlier filling left is deleted."""
-        table, has_rows = self._cluster.take(version)
-        if has_rows:
-            self._load(version.name, table)
-            self._stored.clear(version.name, self._started_cut().floor + 1)
-        return table
+    def _take(self, versions: Sequence[Version]) -> None:
+        """Create the topics of tables that are new; delete what an earlier filling left in them."""
+        cut = self._started_cut()
+        for name, (table, has_rows) in self._cluster.take(versions).items():
+            cut.tables[name] = table
+            if has_rows:
+                self._load(name, table)
+                self._stored.clear(name, cut.floor + 1)
 
     def _expect_key(self, cut: _Cut, changes: Changes, schema_id: int) -> None:
         """Raise ConfigError if the changes have another key than the table's rows."""
