@@ -49,7 +49,7 @@ def one_worker(world: World) -> str:
 
 def at_a_failpoint(world: World) -> str:
     """Replace all copies by one with a failpoint, and wait for it to kill itself there."""
-    name = world.chance.choice(failpoints.FOLLOWER_NAMES)
+    name = world.chance.choice((*failpoints.FOLLOWER_NAMES, *failpoints.TOPIC_NAMES))
     for copy in list(world.copies):
         world.drop(copy)
     copy = world.follow(f"{name}:{world.chance.choice((1, 1, 2, 3, 6))}")
