@@ -1,18 +1,23 @@
-"""A cut of a follower in topics, gathered in front of the stored rows; and its records."""
+"""A follower in topics without Kafka: its settings, its records, and a cut before it is sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 
+from cdc.config import Config, Log, Source
+from cdc.config.followers import Follower, TopicFollower
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from lockstep.conformance.store import USERS, applied
+from lockstep.jobs.apply import stores
 from lockstep.sinks.contract import Altered, AlteredColumn
+from lockstep.sinks.topic.cluster import TopicSettings
 from lockstep.sinks.topic.records import (
     FRONTIER,
     STARTED,
@@ -137,3 +142,44 @@ def test_records_are_read_as_they_were_written() -> None:
     assert decoded("own", {STARTED: encode(Started("t", 8))}) is None
     with pytest.raises(ConfigError, match="own holds other records"):
         decoded("own", {FRONTIER: msgspec.json.encode({"seq": 1})})
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, ("log:9092", "shop-copy", 4, 3, {"security.protocol": "ssl", "linger.ms": 5})),
+        (
+            {"partitions": 9, "replication_factor": 1, "kafka": {"linger.ms": 7}},
+            ("log:9092", "shop-copy", 9, 1, {"security.protocol": "ssl", "linger.ms": 7}),
+        ),
+        (
+            {"bootstrap_servers": "far:9092", "prefix": "x", "kafka": {"client.id": "me"}},
+            ("far:9092", "x", 4, 3, {"client.id": "me"}),
+        ),
+    ],
+)
+def test_it_has_the_logs_brokers_and_settings_unless_it_names_its_own(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], wanted: tuple[Any, ...]
+) -> None:
+    made = list[TopicSettings]()
+    monkeypatch.setattr("lockstep.sinks.topic.sink.TopicSink", made.append)
+    config = Config(
+        pipeline="shop",
+        source=Source(dsn="postgresql://nobody"),
+        log=Log(
+            bootstrap_servers="log:9092",
+            replication_factor=3,
+            kafka={"security.protocol": "ssl", "linger.ms": 5},
+        ),
+        followers={"copy": Follower(topic=TopicFollower(**options))},
+    )
+    stores.sink(config, "copy", config.followers["copy"])
+    log = made[0].config.log
+    assert wanted == (
+        log.bootstrap_servers,
+        made[0].config.prefix,
+        log.partitions,
+        log.replication_factor,
+        log.kafka,
+    )
+    assert (made[0].pipeline, made[0].follower) == ("shop", "copy")
