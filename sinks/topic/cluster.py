@@ -74,7 +74,7 @@ class Cluster:
 
     @cached_property
     def consumer(self) -> LogConsumer:
-        return LogConsumer(self._config)
+        return LogConsumer(self._config, skip_deleted=True)
 
     def close(self) -> None:
         self.let_go()
