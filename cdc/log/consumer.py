@@ -63,6 +63,7 @@ class LogConsumer:
         self._is_closed = False
         self._ends: dict[Partition, int] = {}  # of the ranges that are still read
         self._skipped: set[Partition] = set()
+        self._is_connected = False
         self._located: set[str] = set()  # the topics whose leaders the client has looked up
         with translated("creating a consumer"):
             self._client = Consumer(
@@ -92,11 +93,21 @@ class LogConsumer:
         found = {}
         for topic, number in partitions:
             with translated(f"looking up the offsets of {topic} [{number}]", self._client):
+                self._connect(topic, LOOKUP_SECONDS)
                 found[topic, number] = Range(
                     *watermarks(self._client, TopicPartition(topic, number), LOOKUP_SECONDS)
                 )
             self._located.add(topic)
         return found
+
+    def _connect(self, topic: str, seconds: float) -> None:
+        """Wait until a broker has answered, about a topic that is needed.
+
+        A look-up that begins before is repeated by librdkafka after pauses of 0.1, 0.2, 0.4 s.
+        """
+        if not self._is_connected:
+            self._client.list_topics(topic, timeout=seconds)
+            self._is_connected = True
 
     def confirmed(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
         """Return the offsets that each partition holds, by the answers to two clients."""
@@ -256,6 +267,7 @@ class LogConsumer:
         if new:
             asked = [TopicPartition(*each, OFFSET_END) for each in new.items()]
             with suppress(CDCError), translated(f"looking up {self._topic}"):
+                self._connect(next(iter(new)), _LOCATE_SECONDS)
                 self._client.offsets_for_times(asked, timeout=_LOCATE_SECONDS)
             self._located |= new.keys()
 

@@ -69,13 +69,21 @@ class Client:
         self.paused: set[Partition] = set()  # also when it is assigned again
         self.closed = False
         self.located: list[str] = []
+        self.connected = 0
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        assert topic.startswith("shop.")
+        assert timeout > 0
+        self.connected += 1
 
     def get_watermark_offsets(self, part: TopicPartition, timeout: float) -> tuple[int, int]:
         assert timeout > 0
+        assert self.connected == 1, "before the first look-up, and only then"
         return self._brokers.span((part.topic, part.partition))
 
     def offsets_for_times(self, parts: list[TopicPartition], timeout: float) -> None:
         assert timeout > 0
+        assert self.connected == 1
         self.located += [part.topic for part in parts]
         if self._brokers.silent:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
