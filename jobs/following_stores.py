@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
+    from cdc.errors import CDCError, StoreLostError
+    from lockstep.sinks.contract import Sink
 
 _TURN_SECONDS: Final = 0.2
 
@@ -66,31 +68,60 @@ def run_of(
 ) -> Run:
     """Return the run of one follower."""
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - the job has printed its first line
-    from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - as above
-    from lockstep.jobs.apply.following_documents import DocumentsFollowing  # noqa: PLC0415 - as above
-    from lockstep.jobs.apply.following_views import ViewsFollowing  # noqa: PLC0415 - as above
-    from lockstep.jobs.compacting import restoring  # noqa: PLC0415 - as above
-    from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
-    following: Following | DocumentsFollowing
-    if follower.views:
-        following = ViewsFollowing(config, name, sink, spark=spark.now, until=until)
-    elif follower.documents:
-        following = DocumentsFollowing(config, name, sink, spark=spark.now, until=until)
-    else:
-        following = Following(spark, config, name, sink, until=until)
     return Run(
         config,
         name,
         stores.kind(follower),
-        following,
+        _following(spark, config, name, sink, until),
         # A lost store of views starts over: its first cut computes all of them.
-        repair=None if follower.views else Repair(config, name, spark.now),
+        repair=None if follower.views else partial(_repair, config, name, spark.now),
         standby_seconds=standby_seconds,
-        remedy=partial(restoring.with_start, config, name, sink),
+        remedy=partial(_with_start, config, name, sink),
     )
+
+
+# Only what these followers use is imported: a restarted one is late by what it imports first, and
+# views alone import Spark.
+
+
+def _following(
+    spark: SparkStart, config: Config, name: str, sink: Sink, until: LSN | None
+) -> Callable[[Run], None]:
+    """Return the session of a follower of tables, documents or views."""
+    follower = config.followers[name]
+    if follower.views:
+        from lockstep.jobs.apply.following_views import ViewsFollowing  # noqa: PLC0415 - see above
+
+        return ViewsFollowing(config, name, sink, spark=spark.now, until=until)
+    if follower.documents:
+        from lockstep.jobs.apply.following_documents import DocumentsFollowing  # noqa: PLC0415 - see above
+
+        return DocumentsFollowing(config, name, sink, spark=spark.now, until=until)
+    from lockstep.jobs.apply.following import Following  # noqa: PLC0415 - see above
+
+    return Following(spark, config, name, sink, until=until)
+
+
+def _repair(
+    config: Config,
+    name: str,
+    spark: Callable[[], SparkSession],
+    run: Run,
+    sink: Sink,
+    error: StoreLostError,
+) -> None:
+    from lockstep.jobs.generations.repairing import Repair  # noqa: PLC0415 - see above
+
+    Repair(config, name, spark)(run, sink, error)
+
+
+def _with_start(config: Config, name: str, sink: Sink, error: CDCError) -> CDCError:
+    from lockstep.jobs.compacting import restoring  # noqa: PLC0415 - see above
+
+    return restoring.with_start(config, name, sink, error)
 
 
 def run_all(

@@ -63,7 +63,8 @@ def follow(
     conf/ (a cluster's master, say), else in a small local session. Each follower's position is in
     its store; the job may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C ends
     it after the current batches, or at once while Spark starts. It prints a line where a follower's
-    state changes, and one for each every 30 s; with --json objects, to standard output.
+    state changes, one when it has caught up, with the seconds that its start took, and one for each
+    every 30 s; with --json objects, to standard output.
 
     With --standby, on another machine say, it is ready, and takes over each follower whose active
     copy is stopped or killed; a follower that halted needs you. Two active copies do no harm.

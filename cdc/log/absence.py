@@ -140,7 +140,8 @@ def spans(
     parts = [TopicPartition(*each) for each in partitions]
     if not parts:
         return {}
-    client = topics.admin(config)
+    with translated(f"looking up the offsets of {parts[0].topic}"):
+        client = topics.connected(config, _TIMEOUT_SECONDS)
     answers: dict[Partition, list[int]] = {}
     # One after the other: librdkafka 2.16 may crash if a client looks up leaders twice at once.
     for which in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]

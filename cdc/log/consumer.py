@@ -13,6 +13,7 @@ reports which offsets are. A lookup or a read that gets no answer raises Unavail
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import (
@@ -39,6 +40,8 @@ BEGINNING: Final = OFFSET_BEGINNING
 END: Final = OFFSET_END
 
 LOOKUP_SECONDS: Final = 15.0
+# Reading does without the leaders after this time: the client finds them by itself by then.
+_LOCATE_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 30.0  # without a record, until a range's read is given up
 # `consume` returns when it has this many records or the time is up, whichever is first.
 _CHUNK: Final = 4_000
@@ -60,6 +63,8 @@ class LogConsumer:
         self._is_closed = False
         self._ends: dict[Partition, int] = {}  # of the ranges that are still read
         self._skipped: set[Partition] = set()
+        self._is_connected = False
+        self._located: set[str] = set()  # the topics whose leaders the client has looked up
         with translated("creating a consumer"):
             self._client = Consumer(
                 settings(
@@ -88,10 +93,21 @@ class LogConsumer:
         found = {}
         for topic, number in partitions:
             with translated(f"looking up the offsets of {topic} [{number}]", self._client):
+                self._connect(topic, LOOKUP_SECONDS)
                 found[topic, number] = Range(
                     *watermarks(self._client, TopicPartition(topic, number), LOOKUP_SECONDS)
                 )
+            self._located.add(topic)
         return found
+
+    def _connect(self, topic: str, seconds: float) -> None:
+        """Wait until a broker has answered, about a topic that is needed.
+
+        A look-up that begins before is repeated by librdkafka after pauses of 0.1, 0.2, 0.4 s.
+        """
+        if not self._is_connected:
+            self._client.list_topics(topic, timeout=seconds)
+            self._is_connected = True
 
     def confirmed(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
         """Return the offsets that each partition holds, by the answers to two clients."""
@@ -228,16 +244,32 @@ class LogConsumer:
     def assign(self, starts: Mapping[Partition, int]) -> None:
         """Read these partitions, each from an offset on, and no others."""
         self.positions = {each: max(0, start) for each, start in starts.items()}
+        self._locate(starts)
         with translated(f"assigning {self._topic}"):
             self._client.assign([TopicPartition(*each, start) for each, start in starts.items()])
 
     def follow(self, starts: Mapping[Partition, int]) -> None:
         """Read these partitions too."""
         self.positions |= {each: max(0, start) for each, start in starts.items()}
+        self._locate(starts)
         with translated(f"assigning {self._topic}"):
             self._client.incremental_assign(
                 [TopicPartition(*each, start) for each, start in starts.items()]
             )
+
+    def _locate(self, partitions: Iterable[Partition]) -> None:
+        """Look up the leaders of topics that were not read before, all by one request.
+
+        Of a topic that is assigned without this, librdkafka asks for the leaders within a second,
+        by a timer. What fails here is reported where the topic is read.
+        """
+        new = dict(each for each in partitions if each[0] not in self._located)
+        if new:
+            asked = [TopicPartition(*each, OFFSET_END) for each in new.items()]
+            with suppress(CDCError), translated(f"looking up {self._topic}"):
+                self._connect(next(iter(new)), _LOCATE_SECONDS)
+                self._client.offsets_for_times(asked, timeout=_LOCATE_SECONDS)
+            self._located |= new.keys()
 
     def arrivals(
         self, seconds: float, *, gather: bool = False, strict: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -11,12 +12,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 # The package imports it without declaring it as an export.
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from cdc.errors import CDCError
 from cdc.log import absence, topics
 from cdc.log.client import translate
 from cdc.log.consumer import BEGINNING, LogConsumer
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+    from confluent_kafka.admin import AdminClient
 
     from cdc.config import Config
 
@@ -29,7 +32,7 @@ class TopicReadings(ABC):
     def __init__(self, config: Config, topic: str) -> None:
         self._config = config
         self._topic = topic
-        self._admin = topics.admin(config)
+        self._admin: AdminClient | None = None
         self._partition = (topic, 0)
         self._consumer: LogConsumer | None = None
 
@@ -51,6 +54,8 @@ class TopicReadings(ABC):
         if end < self._next():  # another topic of the same name
             self.close()
             self.forget()
+        if end and self._consumer is None:
+            self._open(exactly=True)
         while self._next() < end:
             if not self.wait(0.1) and time.monotonic() > deadline:
                 raise translate(
@@ -64,15 +69,16 @@ class TopicReadings(ABC):
         With a separate client: a consumer's connection answers nothing else while a fetch waits.
         """
         only = TopicPartition(self._topic, 0)
-        asked = self._admin.list_offsets(
-            {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            request_timeout=seconds,
-        )
         try:
+            self._admin = self._admin or topics.connected(self._config, seconds)
+            asked = self._admin.list_offsets(
+                {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+                request_timeout=seconds,
+            )
             return int(asked[only].result().offset)
         except KafkaException as error:
             # A client may keep asking with the leader epoch from before a broker's restart.
-            self._admin = topics.admin(self._config)
+            self._admin = None
             unknown = absence.means_unknown(error)
             if unknown and absence.absent(self._config, [self._topic]):
                 return 0
@@ -80,14 +86,26 @@ class TopicReadings(ABC):
 
     def wait(self, seconds: float) -> bool:
         """Read what arrives next, within `seconds`; return whether there was anything."""
-        if self._consumer is None:
-            # The broker answers as soon as there is something; else twice a second is enough.
-            self._consumer = LogConsumer(self._config, skip_deleted=True, wait_ms=500)
-            self._consumer.assign({self._partition: BEGINNING})
+        consumer = self._consumer or self._open()
         before = self._next()
-        for message in self._consumer.arrivals(seconds):
+        for message in consumer.arrivals(seconds):
             self.note(message)
         return self._next() > before
+
+    def _open(self, *, exactly: bool = False) -> LogConsumer:
+        """Start to read at the topic's beginning; `exactly`: it exists, so that is looked up.
+
+        A client that looks it up by itself before it is connected tries again half a second later.
+        """
+        # The broker answers as soon as there is something; else twice a second is enough.
+        consumer = LogConsumer(self._config, skip_deleted=True, wait_ms=500)
+        start = BEGINNING
+        if exactly:
+            with suppress(CDCError):  # of a topic that was just created: not every broker knows it
+                start = consumer.look_up([self._partition])[self._partition].start
+        consumer.assign({self._partition: start})
+        self._consumer = consumer
+        return consumer
 
     def _next(self) -> int:
         """Return the offset after the newest report read, and after what compaction deleted."""

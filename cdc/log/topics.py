@@ -141,6 +141,17 @@ def admin(config: Config) -> AdminClient:
     return AdminClient(settings(config))
 
 
+def connected(config: Config, seconds: float) -> AdminClient:
+    """Return an admin client that a broker has answered; raise KafkaException after `seconds`.
+
+    For what depends on partitions' leaders: if no broker is connected when they are looked up,
+    librdkafka asks for them again only after three seconds.
+    """
+    client = admin(config)
+    client.describe_cluster(request_timeout=seconds).result()
+    return client
+
+
 class Described(NamedTuple):
     """A topic that exists."""
 

@@ -75,6 +75,7 @@ class Following:
         """Follow until asked to stop, or until an error."""
         with closing(self._sink):
             state = positions.open_in_log(run, self._sink)
+            run.progress.reach("opened")
             if self._reached(state.applied):
                 return
             failpoints.reach("follow_opened")
@@ -94,16 +95,16 @@ class Following:
             if run.stopping.wait(max(0.0, due - time.monotonic())):
                 return
             cut = cuts.next(_POLL_SECONDS)
+            if cut is not None:
+                failpoints.reach("follow_cut")
+                due = time.monotonic() + every
+                batches.apply(cut, torn=cut.above < state.reached)
+                cuts.limit(batches.event_bytes)
             if cuts.has_caught_up:
+                run.progress.reach("caught up")
                 self._spark.want(self._name)
-            if cut is None:
-                if cuts.has_caught_up:
+                if cut is None:
                     run.polled()
-                continue
-            failpoints.reach("follow_cut")
-            due = time.monotonic() + every
-            batches.apply(cut, torn=cut.above < state.reached)
-            cuts.limit(batches.event_bytes)
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until

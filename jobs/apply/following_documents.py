@@ -71,6 +71,7 @@ class DocumentsFollowing:
         """Follow until asked to stop, or until an error."""
         with closing(self._sink):
             state = positions.open_in_log(run, self._sink)
+            run.progress.reach("opened")
             applied = state.applied
             every = self._config.followers[self._name].every_seconds
             while not run.stopping.is_set():

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cdc.runtime.uptime import started_at
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -49,6 +51,7 @@ class ProgressPrinter:
     def __init__(self, runs: Sequence[Run], lines: Lines, seconds: float = LINE_SECONDS) -> None:
         self._runs, self._lines, self._seconds = runs, lines, seconds
         self._printed: dict[str, str] = {}
+        self._current: set[str] = set()  # the followers whose start was printed
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
@@ -68,6 +71,9 @@ class ProgressPrinter:
                 if is_due or self._printed.get(run.name) != run.state:
                     self._printed[run.name] = run.state
                     self._lines.say(line(run), **fields(run))
+                if run.name not in self._current and (took := start(run)):
+                    self._current.add(run.name)
+                    self._lines.say(start_line(run, took), follower=run.name, start_seconds=took)
             if is_due:
                 next_at = time.monotonic() + self._seconds
 
@@ -87,6 +93,31 @@ def fields(run: Run) -> dict[str, Any]:
         "error": error.what if error else "",
         "hint": error.hint if error else "",
     }
+
+
+def start(run: Run) -> dict[str, float] | None:
+    """Return the seconds that each part of the start took; None until the follower caught up.
+
+    `imports` is all that was before its first session; a standby's start is when it took over.
+    """
+    at = run.progress.reached
+    if "caught up" not in at:
+        return None
+    began = at["begun"] if run.is_standby else started_at()
+    opened = at.get("opened", at["begun"])
+    parts = {
+        "imports": at["begun"] - began,
+        "opening": opened - at["begun"],
+        "catching_up": at["caught up"] - opened,
+    }
+    return {name: round(seconds, 1) for name, seconds in parts.items()}
+
+
+def start_line(run: Run, took: dict[str, float]) -> str:
+    """Return how long the follower's start took, for a person."""
+    parts = ", ".join(f"{name.replace('_', ' ')} {took[name]:.1f}" for name in took)
+    after = "it took over" if run.is_standby else "the start"
+    return f"{run.name}: caught up {sum(took.values()):.1f} s after {after}: {parts}"
 
 
 def lag(run: Run) -> float | None:

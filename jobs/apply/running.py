@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerState
     from lockstep.sinks.contract import Sink
 
+Stage = Literal["begun", "opened", "caught up"]
+
 log = logging.getLogger("lockstep.jobs.follow")
 
 BACKOFF_SECONDS: Final = (0.5, 30.0)
@@ -67,6 +69,9 @@ class FollowerProgress:
     def __init__(self) -> None:
         self.events = self.batches = self.errors = 0
         self.tables: set[str] = set()
+        # When (monotonic) the first session began, had opened the store, and had applied all that
+        # was in the log then.
+        self.reached: dict[Stage, float] = {}
         self.events_per_second = self.batch_seconds = 0.0
         self.canary_at_us: int | None = None
         self.began_at_us = self.moved_at_us = now_us()
@@ -85,6 +90,10 @@ class FollowerProgress:
         if (lasted := time.monotonic() - began) >= REPORT_SECONDS:
             self.events_per_second = round((self.events - before) / lasted, 1)
             self._window = (time.monotonic(), self.events)
+
+    def reach(self, stage: Stage) -> None:
+        """Note when a stage was reached, the first time."""
+        self.reached.setdefault(stage, time.monotonic())
 
     def error(self) -> None:
         """Count an error."""
@@ -137,6 +146,7 @@ class Run:
         if standby_seconds is not None:
             self._owner += MARK
             self._standby = Standby(config, name, self._owner, standby_seconds)
+        self.is_standby = standby_seconds is not None
         self._gives_way = False
         self._backoff_seconds = BACKOFF_SECONDS[0]
         self._has_applied = False
@@ -146,6 +156,7 @@ class Run:
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
         while self._is_active():
+            self.progress.reach("begun")
             error = self.take_turn()
             if self._gives_way:
                 continue
@@ -217,6 +228,7 @@ class Run:
     def polled(self) -> None:
         """Record that a session has polled its source and found nothing to apply yet."""
         self._expect_no_other()
+        self.progress.reach("caught up")
         if self.state not in {"following", "catching_up"}:
             self._backoff_seconds = BACKOFF_SECONDS[0]
             self.to("following")

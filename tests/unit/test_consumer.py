@@ -68,10 +68,25 @@ class Client:
         self.assigned: set[Partition] = set()
         self.paused: set[Partition] = set()  # also when it is assigned again
         self.closed = False
+        self.located: list[str] = []
+        self.connected = 0
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        assert topic.startswith("shop.")
+        assert timeout > 0
+        self.connected += 1
 
     def get_watermark_offsets(self, part: TopicPartition, timeout: float) -> tuple[int, int]:
         assert timeout > 0
+        assert self.connected == 1, "before the first look-up, and only then"
         return self._brokers.span((part.topic, part.partition))
+
+    def offsets_for_times(self, parts: list[TopicPartition], timeout: float) -> None:
+        assert timeout > 0
+        assert self.connected == 1
+        self.located += [part.topic for part in parts]
+        if self._brokers.silent:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def assign(self, parts: list[TopicPartition]) -> None:
         self._due, self.assigned = [], set()
@@ -164,6 +179,25 @@ def test_a_reader_that_stopped_early_may_be_closed_first(consumer: LogConsumer) 
     consumer.close()
     assert isinstance(pieces, Generator)
     pieces.close()
+
+
+def test_the_leaders_of_a_topic_are_looked_up_before_it_is_first_read(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the client asks for them once a second; not where an offset was looked up."""
+    client = Client(brokers)
+    monkeypatch.setattr(consumer_module, "Consumer", lambda _: client)
+    config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
+    consumer, late = LogConsumer(config, skip_deleted=True), ("shop.public.late", 0)
+    consumer.look_up([PART])
+    for wanted in ({PART: Range(3, 8)}, {OTHER: Range(0, 3)}, {}):
+        offsets(consumer, wanted)
+    assert client.located == []
+    brokers.spans[late], brokers.records[late] = Range(0, 1), [0]
+    for _ in range(2):
+        assert offsets(consumer, {PART: Range(3, 8), late: Range(0, 1)})[late] == [0]
+        consumer.follow({late: 0})
+    assert client.located == ["shop.public.late"]
 
 
 def test_exactly_the_ranges_are_read(consumer: LogConsumer) -> None:

@@ -22,6 +22,11 @@ class Returning:
     def __init__(self, refusals: int) -> None:
         self.refusals = refusals
 
+    def describe_cluster(self, **_: object) -> Future[SimpleNamespace]:
+        answer: Future[SimpleNamespace] = Future()
+        answer.set_result(SimpleNamespace())
+        return answer
+
     def list_offsets(self, wanted: dict[TopicPartition, object], **_: object) -> dict[Any, Any]:
         answer: Future[SimpleNamespace] = Future()
         if self.refusals:
