@@ -15,7 +15,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from cdc.errors import ConfigError
+from cdc.errors import CDCError, ConfigError
+from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
 from lockstep.jobs.views import code, definitions, jsonb_functions
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN
+    from lockstep.jobs.views.computing import Build
     from lockstep.sinks.contract import Applied, Version
 
 _VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
@@ -70,8 +72,13 @@ class ViewCuts(MirrorCuts):
         """Return what a sink's `begin` needs: the views as tables, and their definitions."""
         return [*(each.version for each in self.plans(applied)), DEFINITIONS]
 
-    def view_changes(self, cut: MirrorCut, stored: Mapping[str, Definition]) -> Iterator[Changes]:
-        """Yield the cut's changes; `stored` has the definitions that the store was built by."""
+    def view_changes(
+        self, cut: MirrorCut, stored: Mapping[str, Definition], build: Build | None = None
+    ) -> Iterator[Changes]:
+        """Yield the cut's changes; `stored` has the definitions that the store was built by.
+
+        `build` writes a view that is computed completely, where it can.
+        """
         after = cut.after.applied
         self.decisions = []
         if not has_rows(cut):
@@ -79,7 +86,7 @@ class ViewCuts(MirrorCuts):
         plans = self.plans(after)
         with self._working(cut, plans) as (spark, tables):
             for view in plans:
-                work = Computation(spark, view, tables, cut, self._answers)
+                work = Computation(spark, view, tables, cut, self._answers, build)
                 yield from work.changes(is_built=_is_stored(view, stored))
                 self.decisions.append(work.decision)
         changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
@@ -155,6 +162,8 @@ def _translated() -> Iterator[None]:
                 hint="leave such rows out of it, or round what it divides by round(…, n)",
             ) from error
         found = _VALUE_IN.search(str(error))
+        if found is None and not isinstance(error, CDCError) and is_ours(error):
+            raise translated(error) from error
         if found is None:
             raise
         raise ConfigError(

@@ -88,6 +88,11 @@ class TableStates:
         return sum(each or 0 for each in files["num_records"].to_pylist())
 
     @cached_property
+    def bytes(self) -> int:
+        """How many bytes its files have after the cut."""
+        return lake.size(self._opened(self._after)) if self._after else 0
+
+    @cached_property
     def changes(self) -> Rows | None:
         """The rows that only one state has; None if only Spark can find them."""
         if self._after is None or self._before is None:
