@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # More anchors than these are no literals of a query any more: it takes longer to plan than to run.
 MOST_ANCHORS: Final = 5_000
+# Values that are known here cost nothing to join: of more than these a query is parsed longer.
+MOST_LITERALS: Final = 500
 # Where more anchors are affected than this share of the largest table's rows, finding their rows
 # takes longer than computing all of them.
 _MOST_SHARE: Final = 0.2
@@ -180,7 +182,7 @@ class Computation:
     def _one_of(self, name: str, values: pa.Array) -> str:
         """Return the predicate for rows whose anchor is one of these values."""
         kind = self._view.columns[name]
-        if len(values) <= MOST_ANCHORS:
+        if len(values) <= MOST_LITERALS:
             return _among(name, kind, values.to_pylist())
         rows = self._spark.createDataFrame(pa.table({name: values}), f"{quoted(name)} {kind.spark}")
         rows.createOrReplaceTempView(quoted(f"affected {name}"))

@@ -28,6 +28,7 @@ from lockstep.jobs.views.quotients import NO_DIGITS
 from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +56,9 @@ class ViewCuts(MirrorCuts):
     ) -> None:
         super().__init__(config, name, versions)
         self._views, self._session = config.followers[name].views, session
-        self._answers = Answers()
+        self._answers, self._files = Answers(), StoredFiles()
+        # Planning takes as long as computing a small view.
+        self._planned: tuple[Mapping[str, Version], list[ViewPlan]] | None = None
         self.decisions: list[Decision] = []  # of the last cut
 
     @property
@@ -66,7 +69,10 @@ class ViewCuts(MirrorCuts):
     def plans(self, applied: Applied) -> list[ViewPlan]:
         """Return the plans of the views, for the table versions in force at a frontier."""
         versions = self._versions(applied.lsn)
-        return [plan(name, self._config.views, versions) for name in self._views]
+        if self._planned is None or self._planned[0] != versions:
+            plans = [plan(name, self._config.views, versions) for name in self._views]
+            self._planned = dict(versions), plans
+        return self._planned[1]
 
     def tables_of(self, applied: Applied) -> list[Version]:
         """Return what a sink's `begin` needs: the views as tables, and their definitions."""
@@ -110,6 +116,7 @@ class ViewCuts(MirrorCuts):
     ) -> Iterator[tuple[SparkSession, dict[str, TableStates]]]:
         """Give a session, and the states of the views' tables; translate errors of Spark's."""
         versions = self._versions(cut.after.applied.lsn)
+        names = _read_by(plans)
         with self._session() as spark, _translated():
             spark.conf.set("spark.sql.ansi.enabled", "true")
             # Files are listed here: a job that does it takes longer.
@@ -124,6 +131,8 @@ class ViewCuts(MirrorCuts):
                         cut.before and self.place(cut.before.versions, versions[name]),
                         self.place(cut.after.versions, versions[name]),
                         self._storage,
+                        self._files,
+                        names,
                     )
                     for name in sorted({each for view in plans for each in view.tables})
                 },
@@ -136,6 +145,13 @@ class ViewCuts(MirrorCuts):
             return None
         path = layout.path(self._root, self._config.prefix, table.topic)
         return MirrorVersion(path, versions[place])
+
+
+def _read_by(plans: Sequence[ViewPlan]) -> frozenset[str] | None:
+    """Return the names of the columns that views read; None if these are not known."""
+    if any(each.code is not None or each.made for each in plans):
+        return None  # Python's inputs are other queries
+    return frozenset[str]().union(*(each.column_names for each in plans))
 
 
 def has_rows(cut: MirrorCut) -> bool:
