@@ -82,7 +82,7 @@ def _at(up: Servers, size: int, same: int) -> dict[str, Any]:
         shown = ViewRun(up, connection, TABLES, VIEWS)
         with slots.created(connection, RUN), shown.mirrored():
             say(f"{size:,} orders")
-            for statements in _filling(size):
+            for statements in filling(size):
                 shown.execute(statements)
             shown.wait_for_mirrors()
             with shown.viewed() as family:
@@ -114,7 +114,8 @@ def _at(up: Servers, size: int, same: int) -> dict[str, Any]:
     }
 
 
-def _filling(size: int) -> Iterator[list[str]]:
+def filling(size: int) -> Iterator[list[str]]:
+    """Yield transactions that insert so many orders, and their customers."""
     customers = size // _PER_CUSTOMER
     for first in range(0, customers, _TRANSACTION_ROWS):
         last = min(first + _TRANSACTION_ROWS, customers) - 1

@@ -42,6 +42,8 @@ LAKE: Final = "lake"
 _IDLE_SECONDS: Final = 10.0
 _AFTERWARDS_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.05
+# Where executors have all processors: each look opens a table.
+_RARE_LOOK_SECONDS: Final = 0.2
 _TIMEOUT_SECONDS: Final = 3_600.0
 _RECOMPUTES: Final = 3
 
@@ -73,8 +75,8 @@ class ViewRun:
         """
         self._up, self.connection, self._tables, self.views = up, connection, tables, views
         self._folder = up.place.folder / RUN
-        self._mirrors = DeltaStore(self._folder / LAKE, 0)
-        self._answers = store or DeltaStore(self._folder / FOLLOWER, 0)
+        self._mirrors = self._in_delta(LAKE)
+        self._answers = store or self._in_delta(FOLLOWER)
         self.seq, self._watched = 0, list[Program]()
         self.peaks_mb = dict[str, float]()
         for name, columns in tables.items():
@@ -82,15 +84,22 @@ class ViewRun:
         backlog.publish(connection, tuple(tables))
 
     @contextmanager
-    def mirrored(self) -> Iterator[None]:
-        """Run the daemon and the follower of the tables for the duration of the block."""
+    def mirrored(self, others: Sequence[str] = ()) -> Iterator[None]:
+        """Run the daemon and the follower of the tables for the duration of the block.
+
+        The configuration also names these `others`, followers of the views in Delta.
+        """
         daemon, place = Daemon(), self._up.place
         daemon.prepare(place, RUN, tuple(self._tables))
         path = config_path(place, RUN)
         config = yaml.safe_load(path.read_text())
         config["views"] = {name: dict(view) for name, view in self.views.items()}
-        answers = {**self._answers.section, "mirror": LAKE, "views": list(self.views)}
-        config["followers"] = {LAKE: self._mirrors.section, FOLLOWER: answers}
+        of_views = {"mirror": LAKE, "views": list(self.views)}
+        config["followers"] = {
+            LAKE: self._mirrors.section,
+            FOLLOWER: {**self._answers.section, **of_views},
+            **{name: {**self._in_delta(name).section, **of_views} for name in others},
+        }
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         with daemon.start(place, RUN) as running, self._following(LAKE) as lake:
             self._watched = [running, lake]
@@ -124,7 +133,18 @@ class ViewRun:
 
     def wait_for_mirrors(self) -> None:
         """Wait until the mirrors have every change."""
-        self._wait(self._mirrors, None)
+        self._wait(self._mirrors)
+
+    def count_canaries(self) -> None:
+        """Count what else the log has: each wait is then for what follows."""
+        self.seq = max(self.seq, self._mirrors.seq())
+
+    def wait_for(self, name: str, follower: Program, *families: Family) -> float:
+        """Wait until another follower of the views has every change; return the seconds."""
+        self._watched.append(follower)
+        seconds = self._wait(self._in_delta(name), *families, look_seconds=_RARE_LOOK_SECONDS)
+        self._watched.remove(follower)
+        return seconds
 
     def idle_cores(self, family: Family) -> float:
         """Return what the follower uses while nothing happens."""
@@ -165,17 +185,20 @@ class ViewRun:
             for view in self.views
         }
 
-    def check(self, view: str) -> None:
-        """Raise BenchmarkError unless a view has as many rows as Postgres' own answer."""
+    def check(self, view: str, follower: str = FOLLOWER) -> int:
+        """Return how many rows a view has; BenchmarkError unless Postgres' answer has as many."""
         sql = self.views[view]["sql"]
         row = self.connection.execute(f"SELECT count(*) FROM ({sql}) AS v".encode()).fetchone()
         assert row is not None
-        place = self._folder / FOLLOWER
-        found = read_as_of_arrow(str(place), [f"views.{view}"]).tables[f"views.{view}"].num_rows
+        place = self._folder / follower
+        found: int = (
+            read_as_of_arrow(str(place), [f"views.{view}"]).tables[f"views.{view}"].num_rows
+        )
         if found != row[0]:
             raise BenchmarkError(
                 f"view {view} has {found:,} rows, not {row[0]:,}", hint="no figure counts"
             )
+        return found
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -190,17 +213,20 @@ class ViewRun:
             environment=self._environment,
         )
 
-    def _wait(self, store: Store, family: Family | None) -> float:
+    def _in_delta(self, name: str) -> DeltaStore:
+        return DeltaStore(self._folder / name, 0)
+
+    def _wait(self, store: Store, *families: Family, look_seconds: float = _LOOK_SECONDS) -> float:
         began, progress = time.monotonic(), Every(10.0)
         while (seq := store.seq()) < self.seq:
             for program in self._watched:
                 program.check()
             progress.say(f"at {seq:,} of {self.seq:,}")
-            if family is not None:
+            for family in families:
                 family.look()
             if time.monotonic() > began + _TIMEOUT_SECONDS:
                 raise BenchmarkError("the follower does not catch up", hint="see its log")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(look_seconds)
         return time.monotonic() - began
 
 

@@ -68,6 +68,8 @@ TOPIC_NAMES: Final = (
 )
 # In a cut of a follower with views.
 VIEW_NAMES: Final = ("view_written",)  # some rows are written, the store is not at the frontier
+# When executors have written all rows of a view, and the store is not at the frontier.
+VIEW_BUILD_NAMES: Final = ("view_built",)
 # While the rows of a view that is no longer declared are deleted, once in each of three cuts.
 VIEW_DROP_NAMES: Final = (
     "view_drop_written",  # the store has the cut's changes, and no frontier of it

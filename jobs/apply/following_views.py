@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cdc import failpoints
 from cdc.events import LSN
+from lockstep.jobs.apply.building_views import ViewBuilder
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.spark.session import work_session
 from lockstep.jobs.views import definitions
@@ -146,12 +147,12 @@ def apply(
     sink.begin(applied.seq, tables, above)
     built = definitions.stored(sink, views.names)
     built.pop(rebuilt or "", None)
-    new = 0
-    for changes in views.view_changes(cut, built):
+    new, build = 0, ViewBuilder(sink)
+    for changes in views.view_changes(cut, built, build):
         new += sink.write(changes)
         failpoints.reach("view_written")
     for changes in more:
         sink.write(changes)
         failpoints.reach("view_drop_written")
     sink.commit(applied._replace(generation=generation))
-    return new
+    return new + build.new

@@ -95,6 +95,11 @@ class InSession:
             raise translated(error) from error
 
 
+def is_ours(error: Exception) -> bool:
+    """Return whether Spark reports an error of ours that a task has raised."""
+    return _OURS.search(str(error)) is not None
+
+
 def translated(error: Exception) -> CDCError:
     """Return Spark's error as ours: the last line of ours in a task's traceback decides."""
     text = str(error)

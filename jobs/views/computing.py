@@ -7,39 +7,47 @@ they are few (`jobs.views.answers`); otherwise they are computed, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from cdc.errors import ConfigError
+from lockstep.jobs.spark.map_in_arrow import streamed
 from lockstep.jobs.views import code_frames
-from lockstep.jobs.views.answers import MOST_ROWS, Row
+from lockstep.jobs.views.answers import MOST_ROWS
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import reduction
+from lockstep.jobs.views.results import COUNT, answer_of, change
+from lockstep.jobs.views.states import SMALL_ROWS
 from lockstep.jobs.views.values import quoted, string
-from lockstep.sinks.contract import Change, Changes
-from lockstep.sinks.delta import json as delta_json
-from lockstep.sinks.delta import layout
-from lockstep.sinks.delta.columns import arrow_type
+from lockstep.sinks.contract import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
-    from lockstep.jobs.views.answers import Answer, Answers
+    from lockstep.jobs.views.answers import Answer, Answers, Row
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.states import TableStates
     from lockstep.jobs.views.types import Type
+    from lockstep.sinks.contract import Applied
 
 # More anchors than these are no literals of a query any more: it takes longer to plan than to run.
 MOST_ANCHORS: Final = 5_000
+# Values that are known here cost nothing to join: of more than these a query is parsed longer.
+MOST_LITERALS: Final = 500
 # Where more anchors are affected than this share of the largest table's rows, finding their rows
 # takes longer than computing all of them.
 _MOST_SHARE: Final = 0.2
 # How many changes are passed to the sink at a time.
 _AT_ONCE: Final = 10_000
+# The stored bytes of the tables for each part of a view that is built, and those of a batch of it.
+_PART_BYTES: Final = 32 << 20
+_ARROW_BYTES: Final = 8 << 20
+# Of a table that each task of a build joins completely.
+_BROADCAST_BYTES: Final = 1 << 20
 
 
 class Decision(NamedTuple):
@@ -48,6 +56,17 @@ class Decision(NamedTuple):
     view: str
     how: str  # nothing, keys, full or build
     why: str
+
+
+class Built(NamedTuple):
+    """A view that executors have written."""
+
+    few: pa.Table | None  # its rows, with `#new`; None if they are many
+
+
+# Writes all rows of a view at a frontier, in place of those below a seq if one is given. None if it
+# can't: then the rows are yielded.
+Build: TypeAlias = "Callable[[ViewPlan, DataFrame, Applied, int | None], Built | None]"
 
 
 class _Affected(NamedTuple):
@@ -76,11 +95,14 @@ class Computation:
         tables: Mapping[str, TableStates],
         cut: MirrorCut,
         answers: Answers,
+        build: Build | None = None,
     ) -> None:
+        """`build` writes all rows of a view, if the store allows that."""
         self._spark, self._view, self._cut, self._answers = spark, view, cut, answers
         self._applied = cut.after.applied
         self._tables = {name: tables[name] for name in sorted(view.tables)}
         self.decision = Decision(view.name, "nothing", "no table of it changed")
+        self._build = build
         self._reduced = set[str]()  # tables of which only the needed rows are registered
         self._kept: DataFrame | None = None  # anchors that are read more than once
 
@@ -160,7 +182,7 @@ class Computation:
     def _one_of(self, name: str, values: pa.Array) -> str:
         """Return the predicate for rows whose anchor is one of these values."""
         kind = self._view.columns[name]
-        if len(values) <= MOST_ANCHORS:
+        if len(values) <= MOST_LITERALS:
             return _among(name, kind, values.to_pylist())
         rows = self._spark.createDataFrame(pa.table({name: values}), f"{quoted(name)} {kind.spark}")
         rows.createOrReplaceTempView(quoted(f"affected {name}"))
@@ -202,25 +224,70 @@ class Computation:
     # --- what they are ---
 
     def _built(self, *, replace: bool) -> Iterator[Changes]:
-        """Yield all rows, in place of those that are there."""
+        """Yield all rows that executors have not written, in place of those that are there."""
         key = ", ".join(map(quoted, self._view.key))
         columns = ", ".join(f"first({quoted(each)}) AS {quoted(each)}" for each in self._others)
-        text = f"SELECT count(*) AS `#new`, {key}{', ' * bool(columns)}{columns}"
-        selected = self._selected(NEW, "")
-        rows = self._spark.sql(f"{text} FROM {selected} GROUP BY {key}").toArrow()
+        text = f"SELECT count(*) AS `{COUNT}`, {key}{', ' * bool(columns)}{columns}"
+        rows = self._spark.sql(f"{text} FROM {self._selected(NEW, '')} GROUP BY {key}")
         # Rows of earlier frontiers are deleted; those of this one have its seq.
         truncated = self._applied.seq if replace else None
-        is_kept = rows.num_rows <= MOST_ROWS
-        answer: Answer = {}
-        for start in range(0, max(rows.num_rows, 1), _AT_ONCE):
-            part = self._answer_of(rows.slice(start, _AT_ONCE))
-            if is_kept:
-                answer.update(part)
-            made = [self._change(key, row.data) for key, row in part.items()]
-            if made or truncated is not None:
+        few = self._few(rows)
+        if few is not None:
+            yield from self._passed([few], truncated)
+            return
+        with self._divided():
+            built = self._build and self._build(self._view, rows, self._applied, truncated)
+            if built is None:
+                yield from self._passed(streamed(rows), truncated)
+            else:
+                few = built.few
+                answer = None if few is None else answer_of(self._view, few)
+                self._answers.keep(self._view, self._cut, answer)
+
+    def _few(self, rows: DataFrame) -> pa.Table | None:
+        """Return a view's rows if these are few, and so are those of its tables."""
+        if any(table.rows > SMALL_ROWS for table in self._tables.values()):
+            return None
+        found = rows.limit(MOST_ROWS + 1).toArrow()
+        return found if found.num_rows <= MOST_ROWS else None
+
+    @contextmanager
+    def _divided(self) -> Iterator[None]:
+        """Divide rows into as many parts as the tables are large for the duration of the block."""
+        size = sum(table.bytes for table in self._tables.values())
+        least = self._spark.sparkContext.defaultParallelism
+        settings = {
+            "spark.sql.shuffle.partitions": str(max(least, -(-size // _PART_BYTES))),
+            # A larger table passes the driver, and the groups of its key are shuffled again.
+            "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(_AT_ONCE),
+            "spark.sql.execution.arrow.maxBytesPerBatch": str(_ARROW_BYTES),
+        }
+        before = {name: str(self._spark.conf.get(name)) for name in settings}
+        for name, value in settings.items():
+            self._spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name, was in before.items():
+                self._spark.conf.set(name, was)
+
+    def _passed(self, parts: Iterable[pa.Table], truncated: int | None) -> Iterator[Changes]:
+        """Yield rows, some at a time; note them if they are few."""
+        answer: Answer | None = {}
+        for part in parts:
+            for start in range(0, part.num_rows, _AT_ONCE):
+                some = answer_of(self._view, part.slice(start, _AT_ONCE))
+                made = [
+                    change(self._view, self._applied, key, row.data) for key, row in some.items()
+                ]
                 yield Changes((self._view.version,), made, truncated)
-            truncated = None
-        self._answers.keep(self._view, self._cut, answer if is_kept else None)
+                truncated = None
+                if answer is not None:
+                    answer = answer | some if len(answer) + len(some) <= MOST_ROWS else None
+        if truncated is not None:
+            yield Changes((self._view.version,), [], truncated)
+        self._answers.keep(self._view, self._cut, answer)
 
     def _differences(self, affected: _Affected, was: Answer | None) -> Iterator[Changes]:
         """Yield how the affected rows differ from what they were."""
@@ -236,10 +303,10 @@ class Computation:
         missing = {
             key for key, row in was.items() if key not in now and affected.has(row, self._view)
         }
-        made = [self._change(key, None) for key in missing]
+        made = [change(self._view, self._applied, key, None) for key in missing]
         for key, row in now.items():
             if key not in was or was[key].data != row.data:
-                made.append(self._change(key, row.data))
+                made.append(change(self._view, self._applied, key, row.data))
         kept = {key: row for key, row in was.items() if key not in missing}
         self._answers.keep(self._view, self._cut, kept | now)
         for start in range(0, len(made), _AT_ONCE):
@@ -253,7 +320,7 @@ class Computation:
         if rows.num_rows > MOST_ROWS:
             self._answers.note_large(self._view)
             return None
-        return self._answer_of(rows)
+        return answer_of(self._view, rows)
 
     def _compared(self, test: str) -> Iterator[Changes]:
         """Yield how rows in both states differ, which Spark compares."""
@@ -273,51 +340,16 @@ class Computation:
         ).toArrow()
         for start in range(0, rows.num_rows, _AT_ONCE):
             part = rows.slice(start, _AT_ONCE)
-            found = zip(part["#new"].to_pylist(), self._answer_of(part).items(), strict=True)
-            made = [self._change(key, row.data if number else None) for number, (key, row) in found]
+            found = zip(part["#new"].to_pylist(), answer_of(self._view, part).items(), strict=True)
+            made = [
+                change(self._view, self._applied, key, row.data if number else None)
+                for number, (key, row) in found
+            ]
             yield Changes((self._view.version,), made)
 
     @property
     def _others(self) -> list[str]:
         return [each for each in self._view.columns if each not in self._view.key]
-
-    def _answer_of(self, rows: pa.Table) -> Answer:
-        """Return rows of Spark's by their keys; raise ConfigError for a key that is none.
-
-        `#new` is how many rows have the key.
-        """
-        types = self._view.columns
-        arrays = [_one(rows[name]).cast(arrow_type(kind.delta)) for name, kind in types.items()]
-        exact = pa.nulls(rows.num_rows, pa.map_(pa.string(), pa.string()))
-        table = pa.table([*arrays, exact], names=[*types, layout.EXACT])
-        values = [rows[name].to_pylist() for name in self._view.anchor]
-        anchors = zip(*values, strict=True) if values else [()] * rows.num_rows
-        made = delta_json.rows(table, self._view.version)
-        answer = {key: Row(anchor, row) for anchor, (key, row) in zip(anchors, made, strict=True)}
-        if len(answer) < rows.num_rows or any(each > 1 for each in rows["#new"].to_pylist()):
-            raise self._wrong_key(f"several rows with one {', '.join(self._view.key)}")
-        for each in self._view.key:
-            if rows[each].null_count:
-                raise self._wrong_key(f"rows without {each}")
-        return answer
-
-    def _wrong_key(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"view {self._view.name} has {what}",
-            hint="`key` must identify its rows: name more columns, or leave such rows out of it",
-        )
-
-    def _change(self, key: bytes, row: bytes | None) -> Change:
-        at = self._applied
-        return Change(
-            key,
-            at.seq,
-            row,
-            self._view.version.schema_id,
-            at.lsn,
-            at.committed_at_us,
-            op="d" if row is None else "c",
-        )
 
 
 def _joined(relation: str, anchor: Sequence[str]) -> str:
@@ -339,7 +371,3 @@ def _literal(value: Any, kind: Type) -> str:  # noqa: ANN401 - of any type
     if kind.name == "bool":
         return text.lower()
     return f"CAST({string(text)} AS {kind.spark})"
-
-
-def _one(values: pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)

@@ -15,7 +15,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from cdc.errors import ConfigError
+from cdc.errors import CDCError, ConfigError
+from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
 from lockstep.jobs.views import code, definitions, jsonb_functions
@@ -27,6 +28,7 @@ from lockstep.jobs.views.quotients import NO_DIGITS
 from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN
+    from lockstep.jobs.views.computing import Build
     from lockstep.sinks.contract import Applied, Version
 
 _VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
@@ -53,7 +56,9 @@ class ViewCuts(MirrorCuts):
     ) -> None:
         super().__init__(config, name, versions)
         self._views, self._session = config.followers[name].views, session
-        self._answers = Answers()
+        self._answers, self._files = Answers(), StoredFiles()
+        # Planning takes as long as computing a small view.
+        self._planned: tuple[Mapping[str, Version], list[ViewPlan]] | None = None
         self.decisions: list[Decision] = []  # of the last cut
 
     @property
@@ -64,14 +69,22 @@ class ViewCuts(MirrorCuts):
     def plans(self, applied: Applied) -> list[ViewPlan]:
         """Return the plans of the views, for the table versions in force at a frontier."""
         versions = self._versions(applied.lsn)
-        return [plan(name, self._config.views, versions) for name in self._views]
+        if self._planned is None or self._planned[0] != versions:
+            plans = [plan(name, self._config.views, versions) for name in self._views]
+            self._planned = dict(versions), plans
+        return self._planned[1]
 
     def tables_of(self, applied: Applied) -> list[Version]:
         """Return what a sink's `begin` needs: the views as tables, and their definitions."""
         return [*(each.version for each in self.plans(applied)), DEFINITIONS]
 
-    def view_changes(self, cut: MirrorCut, stored: Mapping[str, Definition]) -> Iterator[Changes]:
-        """Yield the cut's changes; `stored` has the definitions that the store was built by."""
+    def view_changes(
+        self, cut: MirrorCut, stored: Mapping[str, Definition], build: Build | None = None
+    ) -> Iterator[Changes]:
+        """Yield the cut's changes; `stored` has the definitions that the store was built by.
+
+        `build` writes a view that is computed completely, where it can.
+        """
         after = cut.after.applied
         self.decisions = []
         if not has_rows(cut):
@@ -79,7 +92,7 @@ class ViewCuts(MirrorCuts):
         plans = self.plans(after)
         with self._working(cut, plans) as (spark, tables):
             for view in plans:
-                work = Computation(spark, view, tables, cut, self._answers)
+                work = Computation(spark, view, tables, cut, self._answers, build)
                 yield from work.changes(is_built=_is_stored(view, stored))
                 self.decisions.append(work.decision)
         changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
@@ -103,6 +116,7 @@ class ViewCuts(MirrorCuts):
     ) -> Iterator[tuple[SparkSession, dict[str, TableStates]]]:
         """Give a session, and the states of the views' tables; translate errors of Spark's."""
         versions = self._versions(cut.after.applied.lsn)
+        names = _read_by(plans)
         with self._session() as spark, _translated():
             spark.conf.set("spark.sql.ansi.enabled", "true")
             # Files are listed here: a job that does it takes longer.
@@ -117,6 +131,8 @@ class ViewCuts(MirrorCuts):
                         cut.before and self.place(cut.before.versions, versions[name]),
                         self.place(cut.after.versions, versions[name]),
                         self._storage,
+                        self._files,
+                        names,
                     )
                     for name in sorted({each for view in plans for each in view.tables})
                 },
@@ -129,6 +145,13 @@ class ViewCuts(MirrorCuts):
             return None
         path = layout.path(self._root, self._config.prefix, table.topic)
         return MirrorVersion(path, versions[place])
+
+
+def _read_by(plans: Sequence[ViewPlan]) -> frozenset[str] | None:
+    """Return the names of the columns that views read; None if these are not known."""
+    if any(each.code is not None or each.made for each in plans):
+        return None  # Python's inputs are other queries
+    return frozenset[str]().union(*(each.column_names for each in plans))
 
 
 def has_rows(cut: MirrorCut) -> bool:
@@ -155,6 +178,8 @@ def _translated() -> Iterator[None]:
                 hint="leave such rows out of it, or round what it divides by round(…, n)",
             ) from error
         found = _VALUE_IN.search(str(error))
+        if found is None and not isinstance(error, CDCError) and is_ours(error):
+            raise translated(error) from error
         if found is None:
             raise
         raise ConfigError(

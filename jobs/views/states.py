@@ -23,14 +23,15 @@ from lockstep.jobs.views.translating import relation
 from lockstep.jobs.views.types import INEXACT, Type, of
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.delta import difference as delta_difference
-from lockstep.sinks.delta import lake, layout, plain
+from lockstep.sinks.delta import lake, layout, plain, stored_files
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from lockstep.sinks.contract import Column, Version
+    from lockstep.sinks.delta.stored_files import RowGroup, StoredFiles
 
 # In the message of the error that a query raises for a value that is not in its mirror's column.
 INEXACT_VALUE: Final = "lockstep: no exact value"
@@ -67,8 +68,15 @@ class TableStates:
         before: MirrorVersion | None,
         after: MirrorVersion | None,
         storage: Mapping[str, str],
+        files: StoredFiles,
+        names: frozenset[str] | None = None,
     ) -> None:
+        """`files`: the mirrors'. `names`: of the columns that views read; None: all."""
         self._spark, self._version, self._storage = spark, version, dict(storage)
+        self._files = files
+        every = [each.name for each in version.columns]
+        read = [each for each in every if names is None or each in {*names, *version.key}]
+        self._names = dict.fromkeys(read)  # in their order
         self._before, self._after = before, after
         self._tables = dict[MirrorVersion, DeltaTable]()
         # What each state's temporary view has: these rows, or all (None).
@@ -88,14 +96,21 @@ class TableStates:
         return sum(each or 0 for each in files["num_records"].to_pylist())
 
     @cached_property
+    def bytes(self) -> int:
+        """How many bytes its files have after the cut."""
+        return lake.size(self._opened(self._after)) if self._after else 0
+
+    @cached_property
     def changes(self) -> Rows | None:
         """The rows that only one state has; None if only Spark can find them."""
         if self._after is None or self._before is None:
             return None
-        names = [each.name for each in self._version.columns]
+        names = [*self._names]
         columns = [*names, layout.SEQ, layout.EXACT, layout.CURRENT, layout.DELETED]
         before, after = self._opened(self._before), self._opened(self._after)
-        found = delta_difference.between(before, after, columns)
+        if stored_files.can_read(after):
+            self._files.follow(after)  # so that what is read of these is kept
+        found = delta_difference.between(before, after, columns, self._files)
         if found is None:
             return None
         key = [*self._version.key, layout.SEQ]
@@ -107,7 +122,7 @@ class TableStates:
 
         None if they are more than `most`, or if the state before can't be made of the one after.
         """
-        columns = [each.name for each in self._version.columns if each.name in names]
+        columns = [each for each in self._names if each in names]
         columns = list(dict.fromkeys([*columns, *self._version.key, layout.SEQ, layout.EXACT]))
         changes = self.changes if self.differ else None
         if self._after is None or (self.differ and changes is None):
@@ -127,8 +142,7 @@ class TableStates:
     @cached_property
     def small(self) -> Rows | None:
         """All rows of a small table; None if it is larger, or as `among`."""
-        names = {each.name for each in self._version.columns}
-        return self.among([], names, SMALL_ROWS) if self.rows <= SMALL_ROWS else None
+        return self.among([], self._names, SMALL_ROWS) if self.rows <= SMALL_ROWS else None
 
     def _found(
         self, place: MirrorVersion, columns: list[str], tests: Sequence[Test], most: int
@@ -137,20 +151,47 @@ class TableStates:
         schema = lake.arrow_schema(table, columns)
         if tests and not any(len(values) for _, values in tests):
             return schema.empty_table()
-        where = f"{live(table, _TABLE)}{_pushed(schema, tests)}"
-        names = ", ".join(map(lake.quoted, columns))
-        query = f"SELECT {names} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
+        read = self._looked_up if stored_files.can_read(table) else self._queried
         found, count = [schema.empty_table()], 0
-        reader = QueryBuilder(_LATE).register(_TABLE, table).execute(query)
-        for batch in pa.RecordBatchReader.from_stream(reader):
-            rows = pa.table(batch).cast(schema)  # Arrow does not filter delta-rs' views of texts
-            if tests:
-                rows = rows.filter(_passes(rows, tests))
+        for rows in read(table, schema, tests):
             found.append(rows)
             count += rows.num_rows
             if count > most:
                 return None
         return pa.concat_tables(found)
+
+    def _looked_up(
+        self, table: DeltaTable, schema: pa.Schema, tests: Sequence[Test]
+    ) -> Iterator[pa.Table]:
+        """Yield the rows that pass the tests, from the table's files."""
+        marks = {each.name for each in table.schema().fields} & {layout.CURRENT, layout.DELETED}
+        read = lake.arrow_schema(table, [*schema.names, *sorted(marks)])
+        of_tests = pa.schema([schema.field(each) for each in dict.fromkeys(c for c, _ in tests)])
+        for path in self._files.follow(table):
+            for group in self._files.groups(table, path):
+                if not tests:
+                    numbers = pa.arange(0, group.rows)
+                elif any(_may_have(group, *test) for test in tests):
+                    numbers = pc.indices_nonzero(_passes(group.read(of_tests), tests))
+                else:
+                    continue
+                of_file = pc.add(numbers.cast(pa.int64()), group.first)
+                alive = self._files.alive(table, path, of_file)
+                numbers = numbers if alive is None else numbers.filter(alive)
+                if len(numbers):
+                    yield live_rows(group.take(read, numbers)).select(schema.names)
+
+    def _queried(
+        self, table: DeltaTable, schema: pa.Schema, tests: Sequence[Test]
+    ) -> Iterator[pa.Table]:
+        """Yield the same by delta-rs, which knows columns that are mapped, and partitions."""
+        where = f"{live(table, _TABLE)}{_pushed(schema, tests)}"
+        names = ", ".join(map(lake.quoted, schema.names))
+        query = f"SELECT {names} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
+        reader = QueryBuilder(_LATE).register(_TABLE, table).execute(query)
+        for batch in pa.RecordBatchReader.from_stream(reader):
+            rows = pa.table(batch).cast(schema)  # Arrow does not filter delta-rs' views of texts
+            yield rows.filter(_passes(rows, tests)) if tests else rows
 
     def register_rows(self, rows: Rows) -> None:
         """Make these rows the states' temporary views."""
@@ -286,6 +327,16 @@ def _checked(table: str, name: str, kind: Type) -> str:
         f"CASE WHEN map_contains_key({layout.EXACT}, {string(name)})"
         f" THEN raise_error({message}) ELSE {quoted(name)} END AS {quoted(name)}"
     )
+
+
+def _may_have(group: RowGroup, column: str, values: pa.Array) -> bool:
+    """Return whether a row of the group can have one of the values, by their bounds."""
+    kind, bounds = values.type, group.bounds(column)
+    has_order = pa.types.is_integer(kind) or pa.types.is_string(kind)
+    if bounds is None or not has_order or values.null_count:
+        return True
+    low, high = (pc.less(values, bounds[0]), pc.greater(values, bounds[1]))
+    return not pc.all(pc.or_(low, high)).as_py()
 
 
 def _pushed(schema: pa.Schema, tests: Sequence[Test]) -> str:

@@ -135,6 +135,16 @@ def written(target: Target, changes: Iterable[Changes]) -> Iterator[Piece]:
         yield Piece(target.place, "", file.rows, json.dumps(file.action).encode())
 
 
+def appended(target: Target, rows: Iterable[pa.Table]) -> Iterator[bytes]:
+    """Write rows that replace none, with the mirror's columns; yield the new files' actions."""
+    with Parts(Files(target.uri, target.storage), target.schema) as parts:
+        for each in rows:
+            for part in each.to_batches():
+                parts.add(part)
+    for file in parts.done:
+        yield json.dumps(file.action).encode()
+
+
 def marked(targets: Mapping[str, Target], pieces: Iterable[Piece]) -> Iterator[tuple[str, bytes]]:
     """Yield the actions of pieces that are sorted by place and path: place and JSON."""
     for (place, path), group in groupby(pieces, lambda piece: (piece.place, piece.path)):

@@ -13,19 +13,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from lockstep.sinks.delta import lake, log, roaring
+from lockstep.sinks.delta import lake, log, stored_files
+from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
     from pyarrow.fs import PyFileSystem
+
+    from lockstep.sinks.delta.stored_files import RowGroup
 
 
 @dataclass(slots=True)
@@ -47,8 +48,15 @@ class Difference(NamedTuple):
     after: pa.Table
 
 
-def between(before: DeltaTable, after: DeltaTable, columns: Sequence[str]) -> Difference | None:
+def between(
+    before: DeltaTable,
+    after: DeltaTable,
+    columns: Sequence[str],
+    files: StoredFiles | None = None,
+) -> Difference | None:
     """Return columns of the rows that differ; None if the commits do not show them.
+
+    `files` may have some of these columns.
 
     They do not if the log or a file between the two versions was deleted, or if what is in a file
     is not what readers see: the schema has changed, or columns are mapped or are in no file.
@@ -57,19 +65,18 @@ def between(before: DeltaTable, after: DeltaTable, columns: Sequence[str]) -> Di
     if (
         before.metadata().id != about.id
         or before.schema() != after.schema()
-        or about.partition_columns
-        or lake.is_mapped(after)
+        or not stored_files.can_read(after)
     ):
         return None
-    storage = log.files(after)
+    stored = files or StoredFiles(0)
     there = [field.name for field in after.schema().fields if field.name in set(columns)]
     schema = lake.arrow_schema(after, there)
     sides: tuple[list[pa.Table], list[pa.Table]] = ([schema.empty_table()], [schema.empty_table()])
     try:
-        for file in _files(storage, before.version(), after.version()):
-            for side, rows in zip(sides, _rows(storage, file), strict=True):
+        for file in _files(log.files(after), before.version(), after.version()):
+            for side, rows in zip(sides, _rows(stored, after, file), strict=True):
                 if rows is not None:
-                    side.append(_read(storage, file.path, rows, schema))
+                    side.extend(_read(stored.groups(after, file.path), rows, schema))
     except FileNotFoundError:
         return None
     return Difference(*map(pa.concat_tables, sides))
@@ -111,12 +118,14 @@ class _Positions(NamedTuple):
     others: bool
 
 
-def _rows(storage: PyFileSystem, file: _File) -> tuple[_Positions | None, _Positions | None]:
+def _rows(
+    stored: StoredFiles, table: DeltaTable, file: _File
+) -> tuple[_Positions | None, _Positions | None]:
     """Return the rows in the first set only and those in the last only; None if there are none."""
     if file.first == file.last:
         return None, None
     first, last = (
-        None if vector is None else roaring.deleted_rows(storage, vector)
+        None if vector is None else stored.numbers(table, file.path, vector)
         for vector in (file.first, file.last)
     )
     if first is None or last is None:
@@ -132,26 +141,16 @@ def _rows(storage: PyFileSystem, file: _File) -> tuple[_Positions | None, _Posit
     )
 
 
-def _read(storage: PyFileSystem, path: str, rows: _Positions, schema: pa.Schema) -> pa.Table:
-    """Return rows of a file; columns that it lacks are NULL."""
-    parts = [schema.empty_table()]
-    with (
-        storage.open_input_file(unquote(path)) as data,
-        pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as file,
-    ):
-        names, begin = set(file.schema_arrow.names), 0
-        columns = [name for name in schema.names if name in names]
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            numbers = rows.numbers.filter(
-                pc.and_(pc.greater_equal(rows.numbers, begin), pc.less(rows.numbers, begin + count))
-            )
-            if rows.others or len(numbers):
-                numbers = pc.subtract(numbers, begin)
-                found = lake.under(file.read_row_group(group, columns=columns), schema)
-                if rows.others:
-                    every = pa.arange(0, count)
-                    numbers = every.filter(pc.invert(pc.is_in(every, value_set=numbers)))
-                parts.append(found.take(numbers))
-            begin += count
-    return pa.concat_tables(parts)
+def _read(groups: Iterable[RowGroup], rows: _Positions, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield rows of a file; columns that it lacks are NULL."""
+    for group in groups:
+        end = group.first + group.rows
+        numbers = rows.numbers.filter(
+            pc.and_(pc.greater_equal(rows.numbers, group.first), pc.less(rows.numbers, end))
+        )
+        if rows.others or len(numbers):
+            numbers = pc.subtract(numbers, group.first)
+            if rows.others:
+                every = pa.arange(0, group.rows)
+                numbers = every.filter(pc.invert(pc.is_in(every, value_set=numbers)))
+            yield group.take(schema, numbers)

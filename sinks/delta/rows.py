@@ -22,7 +22,7 @@ from lockstep.sinks.delta.retype import retyped
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lockstep.sinks.contract import Change, Changes, Version
+    from lockstep.sinks.contract import Applied, Change, Changes, Version
     from lockstep.sinks.delta.columns import Values
 
 EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
@@ -127,6 +127,31 @@ def _part(group: list[Change], version: Version, reader: ColumnReader, schema: p
     return Batch(pa.Table.from_arrays(columns, schema=schema), deleted, unchanged)
 
 
+def arranged(rows: pa.Table, schema: pa.Schema, at: Applied) -> pa.Table:
+    """Return new rows, which a frontier has, with the columns of a mirror's `schema`.
+
+    `rows` have the types that `columns.arrow_type` gives their columns.
+    """
+    many, names = rows.num_rows, {name.casefold(): name for name in schema.names}
+    made: dict[str, pa.Array] = {
+        layout.SEQ: pa.repeat(at.seq, many),
+        layout.COMMIT_LSN: pa.repeat(int(at.lsn), many),
+        layout.COMMITTED_AT: _instants(pa.repeat(at.committed_at_us, many)),
+    }
+    exact: list[tuple[str, pa.Array]] = []
+    for given in rows.column_names:
+        name = names[given.casefold()]
+        values = pa.concat_arrays(rows[given].chunks) if many else pa.nulls(0, rows[given].type)
+        made[name], odd = _stored((values, None), None, schema.field(name).type)
+        if odd is not None and odd.null_count < many:
+            exact.append((name, odd))
+    made[layout.EXACT] = exact_map(exact, many)
+    columns = [
+        made[field.name] if field.name in made else pa.nulls(many, field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def _stored(read: Values, unchanged: pa.BooleanArray | None, kind: pa.DataType) -> Values:
     """Return a column's values in the mirror's type, with none where they were not sent."""
     values, odd = read
@@ -150,8 +175,12 @@ def _ours(group: list[Change]) -> dict[str, pa.Array]:
     return {
         layout.SEQ: _longs(array("q", [change.seq for change in group])),
         layout.COMMIT_LSN: _longs(array("q", [change.commit_lsn for change in group])),
-        layout.COMMITTED_AT: _longs(at).cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")),
+        layout.COMMITTED_AT: _instants(_longs(at)),
     }
+
+
+def _instants(micros: pa.Array) -> pa.Array:
+    return micros.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
 
 
 def _longs(values: array[int]) -> pa.Array:

@@ -141,6 +141,7 @@ def test_many_affected_values_are_joined_and_most_are_computed_completely(
 ) -> None:
     """Where Spark finds them; those that are found here are joined however many they are."""
     monkeypatch.setattr(computing, "MOST_ANCHORS", 3)
+    monkeypatch.setattr(computing, "MOST_LITERALS", 3)
     here = reducing.MOST_ROWS
     monkeypatch.setattr(reducing, "MOST_ROWS", 0)
     sql = (

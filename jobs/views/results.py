@@ -1,0 +1,79 @@
+"""What Spark computes of a view, as its store gets it.
+
+Spark's rows have the view's columns, and `#new`: how many rows have that row's key. A key that is
+none is an error of the view's definition, which is reported, not raised: an executor's task would
+be tried again.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import ConfigError
+from lockstep.jobs.views.answers import Row
+from lockstep.sinks.contract import Change
+from lockstep.sinks.delta import json as delta_json
+from lockstep.sinks.delta import layout
+from lockstep.sinks.delta.columns import arrow_type
+
+if TYPE_CHECKING:
+    from lockstep.jobs.views.answers import Answer
+    from lockstep.jobs.views.plans import ViewPlan
+    from lockstep.sinks.contract import Applied
+
+# The column with the number of rows of a key; no column of Postgres' is named so.
+COUNT: Final = "#new"
+
+
+def wrong_key(view: ViewPlan, rows: pa.Table) -> str:
+    """Return what is wrong with the keys of rows; "" if nothing is."""
+    if pc.any(pc.greater(rows[COUNT], 1)).as_py():
+        return f"several rows with one {', '.join(view.key)}"
+    without = next((each for each in view.key if rows[each].null_count), None)
+    return f"rows without {without}" if without else ""
+
+
+def key_error(view: ViewPlan, what: str) -> ConfigError:
+    """Return the error of a view with such rows."""
+    return ConfigError(
+        f"view {view.name} has {what}",
+        hint="`key` must identify its rows: name more columns, or leave such rows out of it",
+    )
+
+
+def typed(view: ViewPlan, rows: pa.Table) -> pa.Table:
+    """Return the view's columns with the types of its table in Delta."""
+    arrays = {
+        name: _one(rows[name]).cast(arrow_type(kind.delta)) for name, kind in view.columns.items()
+    }
+    return pa.table(arrays)
+
+
+def answer_of(view: ViewPlan, rows: pa.Table) -> Answer:
+    """Return rows by their keys; raise ConfigError for a key that is none."""
+    exact = pa.nulls(rows.num_rows, pa.map_(pa.string(), pa.string()))
+    made = delta_json.rows(typed(view, rows).append_column(layout.EXACT, exact), view.version)
+    values = [rows[name].to_pylist() for name in view.anchor]
+    anchors = zip(*values, strict=True) if values else [()] * rows.num_rows
+    answer = {key: Row(anchor, row) for anchor, (key, row) in zip(anchors, made, strict=True)}
+    what = wrong_key(view, rows)
+    if not what and len(answer) < rows.num_rows:
+        what = f"several rows with one {', '.join(view.key)}"
+    if what:
+        raise key_error(view, what)
+    return answer
+
+
+def change(view: ViewPlan, at: Applied, key: bytes, row: bytes | None) -> Change:
+    """Return the change of one key at a frontier; None: it has no row."""
+    op = "d" if row is None else "c"
+    return Change(key, at.seq, row, view.version.schema_id, at.lsn, at.committed_at_us, op=op)
+
+
+def _one(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
