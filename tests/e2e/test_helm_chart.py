@@ -15,8 +15,11 @@ from cdc.operate import alerts
 from scripts import manifests
 from tests.fixtures.go_tools import go_tool
 
-# The first of them builds helm where it is not on PATH.
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [
+    pytest.mark.timeout(1500),
+    # What the chart makes by default is checked by test_kubernetes in every commit's tests.
+    pytest.mark.long("the first of them builds helm, where it is not on PATH: two minutes"),
+]
 
 _CONFIG = yaml.safe_load((manifests.CHART / "values.yaml").read_text("utf-8"))["config"]
 _DIGEST = f"sha256:{'a' * 64}"
