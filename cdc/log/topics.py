@@ -61,8 +61,6 @@ LAG: Final = "min.compaction.lag.ms"
 NO_COMPACTION: Final = (1 << 63) - 1
 
 _REFUSED: Final = {
-    KafkaError.INVALID_REPLICATION_FACTOR: "set log.replication_factor to what the cluster has"
-    " brokers for",
     KafkaError.INVALID_CONFIG: "the cluster's policy refuses the topic's settings; create the topic"
     " by hand with what it allows",
     KafkaError.POLICY_VIOLATION: "the cluster's policy for new topics refuses it: see"
@@ -70,6 +68,10 @@ _REFUSED: Final = {
     KafkaError.TOPIC_EXCEPTION: "Kafka keeps apart no two topics that differ only in `.` and `_`:"
     " leave one of the two tables out of source.tables",
 }
+_TOO_FEW_BROKERS: Final = (
+    "start the brokers that are down; if the cluster has no more, set log.replication_factor to"
+    " what it has"
+)
 
 
 class Topic(NamedTuple):
@@ -253,10 +255,12 @@ def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
+            what = f"creating topic {name}: {error.args[0].str()}"
             if code in _REFUSED:
-                raise ConfigError(
-                    f"creating topic {name}: {error.args[0].str()}", hint=_REFUSED[code]
-                ) from error
+                raise ConfigError(what, hint=_REFUSED[code]) from error
+            if code == KafkaError.INVALID_REPLICATION_FACTOR:
+                # Of a cluster that is restarted or overloaded, too: its brokers come back.
+                raise UnavailableError(what, hint=_TOO_FEW_BROKERS) from error
             raise translate(error.args[0], f"creating topic {name}") from error
 
 

@@ -205,6 +205,24 @@ def test_setup_status_and_doctor_name_the_gap_that_stops_the_daemon(
     assert errors(line.config)["continuity"].what == caught.value.what
 
 
+# --- what the daemon waits for ---
+
+
+def test_a_topic_that_too_few_brokers_can_hold_is_waited_for(pipeline: NewPipeline) -> None:
+    """As while a cluster is restarted: the daemon needs no person when its brokers are back."""
+    line = pipeline(USERS, source={"tables": ["public.*"], "new_tables": "publish"})
+    file = line.write("two.yaml", log__replication_factor=2)
+    daemon = line.start(config_file=file).wait_ready()
+    line.database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)"
+    )
+    wait_until(lambda: "start the brokers that are down" in daemon.log, "it does not say so")
+    assert daemon.process.poll() is None
+    assert daemon.term() == Exit.OK
+    line.start().wait_ready()
+    wait_until(lambda: any(each.seq >= 1 for each in line.frontiers()), "the row does not arrive")
+
+
 # --- tables added later ---
 
 
