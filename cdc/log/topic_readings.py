@@ -70,7 +70,8 @@ class TopicReadings(ABC):
         """
         only = TopicPartition(self._topic, 0)
         try:
-            self._admin = self._admin or topics.connected(self._config, seconds)
+            if self._admin is None:  # a client is false while it has no events to serve
+                self._admin = topics.connected(self._config, seconds)
             asked = self._admin.list_offsets(
                 {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
                 request_timeout=seconds,
