@@ -22,6 +22,7 @@ from cdc.config.followers import chosen_names
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import REPORT_SECONDS, TAKE_OVER_SECONDS
+from cdc.runtime import extras
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.following_stores import run_all, run_of, start_of
@@ -83,6 +84,8 @@ def main(
         raise click.UsageError("--standby waits for ever: omit --once and --until")
     stopping = Stopping()
     app.begin(config)
+    # The session, which alone needs it, starts in the background.
+    extras.require("following", "spark", only=("pyspark",))
     until = newest_lsn(config) if once else until
     wanted = [name.strip() for name in followers.split(",") if name.strip()]
     chosen = chosen_names(config.followers, wanted or None)
