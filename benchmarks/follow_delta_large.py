@@ -25,9 +25,9 @@ from benchmarks.family import Family
 from benchmarks.follow_delta import DeltaStore, Updates, fill_table, floor_of, mirror_of
 from benchmarks.follow_run import FIRST_ID, CatchUp, FollowRun
 from benchmarks.latency import POSTGRES
-from benchmarks.programs import Program
+from benchmarks.programs import Program, follower_on
 from benchmarks.progress import Every, say
-from tests.fixtures.spark_cluster import Cluster, standalone
+from tests.fixtures.spark_cluster import standalone
 
 if TYPE_CHECKING:
     from benchmarks.options import Options
@@ -77,24 +77,13 @@ class LargeRun(FollowRun):
                 folder.mkdir()
                 with (
                     standalone(folder, *[1] * workers) as cluster,
-                    self._submitted(cluster) as follower,
+                    follower_on(cluster, config_path(self._up.place, self._run)) as follower,
                 ):
                     before = (1 + workers) * count + workers
                     on_cluster.append(self._large(daemon, follower, count, before))
                 say(f"{workers} of one core: {on_cluster[-1].seconds:,.1f} s")
             self._store.check(count)
         return small, large, on_cluster
-
-    def _submitted(self, cluster: Cluster) -> Program:
-        """Return the follower as a cluster's user submits it."""
-        command = cluster.submitting("follow")
-        command += ["--config", str(config_path(self._up.place, self._run))]
-        return Program(
-            "the follower on a cluster",
-            command,
-            cluster.folder / "follow.log",
-            environment={**cluster.env, "TMPDIR": str(cluster.folder)},
-        )
 
     def _large(self, daemon: Program, follower: Program, count: int, before: int) -> LargeCut:
         """Return the figures of a large transaction; `before` it there were that many updates."""

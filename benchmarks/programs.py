@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from tests.fixtures.spark_cluster import Cluster
+
 _STOP_SECONDS = 30.0
 _LOG_TAIL_CHARACTERS = 3000
 
@@ -95,3 +97,13 @@ class Program:
 
     def _tail(self) -> str:
         return self.output()[-_LOG_TAIL_CHARACTERS:]
+
+
+def follower_on(cluster: Cluster, config: Path, *options: str) -> Program:
+    """Return the job of followers, as a cluster's user submits it."""
+    return Program(
+        "the follower on a cluster",
+        [*cluster.submitting("follow"), "--config", str(config), *options],
+        cluster.folder / "follow.log",
+        environment={**cluster.env, "TMPDIR": str(cluster.folder)},
+    )

@@ -23,10 +23,10 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.family import Family
 from benchmarks.follow_server import RUN
 from benchmarks.latency import POSTGRES
-from benchmarks.programs import Program
+from benchmarks.programs import follower_on
 from benchmarks.progress import say
 from benchmarks.view_run import ViewRun
-from tests.fixtures.spark_cluster import Cluster, standalone
+from tests.fixtures.spark_cluster import standalone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ def _built(up: Servers, shown: ViewRun, name: str, workers: int) -> Build:
     folder = up.place.folder / f"spark-{workers}"
     folder.mkdir()
     with standalone(folder, *[1] * workers, pinned=True) as cluster:
-        with _submitted(up, cluster, name) as follower:
+        with follower_on(cluster, config_path(up.place, RUN), "--followers", name) as follower:
             family = Family(follower.pid)
             executing = [Family(each.pid) for each in cluster.workers]
             shown.wait_for(name, follower, family, *executing)
@@ -124,17 +124,6 @@ def _built(up: Servers, shown: ViewRun, name: str, workers: int) -> Build:
 
 def _peak(family: Family, *kinds: str) -> float:
     return max(family.peaks_mb.get(kind, 0.0) for kind in kinds)
-
-
-def _submitted(up: Servers, cluster: Cluster, name: str) -> Program:
-    """Return the follower as a cluster's user submits it."""
-    command = [*cluster.submitting("follow"), "--config", str(config_path(up.place, RUN))]
-    return Program(
-        f"the follower {name} on a cluster",
-        [*command, "--followers", name],
-        cluster.folder / "follow.log",
-        environment={**cluster.env, "TMPDIR": str(cluster.folder)},
-    )
 
 
 def _first_job(folder: Path) -> float:
