@@ -21,7 +21,7 @@ from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Partition, Range
 from cdc.log.publisher import BoundedPublisher
-from lockstep.sinks.topic.records import FOLLOWER, SEQ, TopicTable, decoded
+from lockstep.sinks.topic.records import FOLLOWER, SEQ, TopicTable, decoded, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -63,7 +63,7 @@ class Cluster:
         self._config = settings.config
         self._prefix = settings.config.prefix
         self.own = f"{self._prefix}.cdc.follower"
-        self.owner = f"{settings.pipeline}/{settings.follower}".encode()
+        self.owner = owner_of(settings.pipeline, settings.follower)
         self.publisher: BoundedPublisher | None = None  # while nobody is known to have fenced it
         self._own_id = ""  # Kafka's, once it is opened
         self._limits: dict[str, int] = {}
@@ -149,7 +149,7 @@ class Cluster:
         for _, messages in self.consumer.pieces({(self.own, 0): there}):
             found |= {m.key() or b"": m.value() or b"" for m in messages}
         known = decoded(self.own, found)
-        if known and f"{known[0].pipeline}/{known[0].follower}".encode() != self.owner:
+        if known and owner_of(known[0].pipeline, known[0].follower) != self.owner:
             raise ConfigError(
                 f"the topics below {self._prefix} are those of follower {known[0].follower} of"
                 f" pipeline {known[0].pipeline}",

@@ -25,6 +25,11 @@ LSN_OF: Final = "lockstep.lsn"  # unknown for what a truncate or DDL without eve
 FOLLOWER: Final = "lockstep.follower"
 
 
+def owner_of(pipeline: str, follower: str) -> bytes:
+    """Return what names a follower in the header of its rows."""
+    return f"{pipeline}/{follower}".encode()
+
+
 class TopicTable(msgspec.Struct, frozen=True):
     """A table's topic, with the end of each of its partitions at the frontier."""
 
