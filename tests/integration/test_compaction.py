@@ -86,6 +86,19 @@ def source(archived: Archived, table: str) -> dict[int, dict[str, Any]]:
     return dict(found)
 
 
+def compacted(archived: Archived, write: str) -> tuple[layout.BaseRecord, bool]:
+    """Write, archive and compact; the base must be the source's rows, and be proved."""
+    archived.pipeline.database.execute(write)
+    archived.reach()
+    made = Compaction(archived.config, None).run()
+    for table in ("users", "quiet"):
+        assert rows_of(archived, table) == source(archived, table), write
+    proof = proving.prove(archived.config, {})
+    assert proof is not None
+    assert proof.findings == (), write
+    return made
+
+
 @pytest.fixture
 def many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fold no run again: each compaction only adds what has changed."""
@@ -106,17 +119,10 @@ def test_each_base_is_the_source_at_its_frontier(
     made.start().wait_ready()
     archived = Archived(made)
     for number, write in enumerate(WRITES, 1):
-        made.database.execute(write)
-        archived.reach()
         monkeypatch.setattr(runs, "RATIO", (0, 0, 0, 1, runs.RATIO)[number % 5])
-        record, is_new = Compaction(made.config, None).run()
+        record, is_new = compacted(archived, write)
         assert is_new
         assert record.number == number
-        for table in ("users", "quiet"):
-            assert rows_of(archived, table) == source(archived, table), write
-        proof = proving.prove(made.config, {})
-        assert proof is not None
-        assert proof.findings == (), write
     bases = bases_of(made.config)
     assert bases.find()
     assert [each.number for each in bases.kept(2)] == [len(WRITES), len(WRITES) - 1]
@@ -195,13 +201,7 @@ def test_a_run_is_left_as_it_is_until_what_is_newer_has_a_quarter_of_its_rows(
         "UPDATE users SET name = 'last' WHERE id = 9000",
         "TRUNCATE users; INSERT INTO users VALUES (1, 'n', 'b')",
     ):
-        made.database.execute(write)
-        archived.reach()
-        record, _ = Compaction(made.config, None).run()
-        assert rows_of(archived, "users") == source(archived, "users"), write
-        proof = proving.prove(made.config, {})
-        assert proof is not None
-        assert proof.findings == (), write
+        record, _ = compacted(archived, write)
         assert bases.find()
         found.append((sorted({each.run for each in _files(bases)}), record.rows))
     assert found == [
@@ -234,14 +234,7 @@ def test_a_delete_stays_while_an_older_run_has_its_row_and_no_reader_sees_the_ro
         "UPDATE users SET name = 'other'",
         "UPDATE users SET name = 'another'",
     ):
-        made.database.execute(write)
-        archived.reach()
-        record, _ = Compaction(made.config, None).run()
-        for table in ("users", "quiet"):
-            assert rows_of(archived, table) == source(archived, table), write
-        proof = proving.prove(made.config, {})
-        assert proof is not None
-        assert proof.findings == (), write
+        record, _ = compacted(archived, write)
     assert [(each.rows, each.deletes) for each in record.tables] == [(15, 6), (21, 6)]
     monkeypatch.setattr(runs, "LEAST_BYTES", 1 << 30)
     made.database.execute("DELETE FROM quiet; DELETE FROM users WHERE id = 1")
