@@ -103,11 +103,11 @@ def start(run: Run) -> dict[str, float] | None:
     at = run.progress.reached
     if "caught up" not in at:
         return None
-    began = at["begun"] if run.is_standby else started_at()
-    opened = at.get("opened", at["begun"])
+    began = at["started"] if run.is_standby else started_at()
+    opened = at.get("opened", at["started"])
     parts = {
-        "imports": at["begun"] - began,
-        "opening": opened - at["begun"],
+        "imports": at["started"] - began,
+        "opening": opened - at["started"],
         "catching_up": at["caught up"] - opened,
     }
     return {name: round(seconds, 1) for name, seconds in parts.items()}

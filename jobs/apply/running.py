@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerState
     from lockstep.sinks.contract import Sink
 
-Stage = Literal["begun", "opened", "caught up"]
+Stage = Literal["started", "opened", "caught up"]
 
 log = logging.getLogger("lockstep.jobs.follow")
 
@@ -156,7 +156,7 @@ class Run:
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
         while self._is_active():
-            self.progress.reach("begun")
+            self.progress.reach("started")
             error = self.take_turn()
             if self._gives_way:
                 continue

@@ -146,7 +146,7 @@ def test_a_process_started_before_its_imports_and_before_it_was_replaced() -> No
 def test_a_followers_start_is_printed_in_its_parts_once_it_has_caught_up() -> None:
     run = Run(CONFIG, "cache", "redis", lambda _: None)
     began = started_at()
-    run.progress.reached |= {"begun": began + 1.04, "opened": began + 1.66}
+    run.progress.reached |= {"started": began + 1.04, "opened": began + 1.66}
     assert start(run) is None, "it has not caught up"
     run.progress.reached["caught up"] = began + 2.56
     took = start(run)
@@ -160,7 +160,7 @@ def test_a_followers_start_is_printed_in_its_parts_once_it_has_caught_up() -> No
 def test_a_standbys_start_is_when_it_took_over(monkeypatch: pytest.MonkeyPatch) -> None:
     Brokers(monkeypatch)
     run = Run(CONFIG, "cache", "redis", lambda _: None, standby_seconds=8.0)
-    run.progress.reached |= {"begun": 5_000.0, "opened": 5_000.5, "caught up": 5_001.5}
+    run.progress.reached |= {"started": 5_000.0, "opened": 5_000.5, "caught up": 5_001.5}
     took = start(run)
     assert took == {"imports": 0.0, "opening": 0.5, "catching_up": 1.0}
     assert start_line(run, took).startswith("cache: caught up 1.5 s after it took over: ")
