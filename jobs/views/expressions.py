@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from cdc.errors import ConfigError
 from lockstep.jobs.views import aggregates, jsonb, logic, scalars
-from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.refusing import SEE_THE_LIST, UnsupportedError
 from lockstep.jobs.views.types import BOOL, UNKNOWN
 from lockstep.jobs.views.values import Scope, Value, coerced
 
@@ -68,9 +68,7 @@ class Expressions:
             name = type(node).__name__
             called, is_call, _ = node.sql(dialect="postgres").partition("(")
             what = called if is_call and called.isidentifier() else node.key
-            raise UnsupportedError(
-                *_REFUSED.get(name, (what.upper(), "docs/VIEWS.md lists what a view can have"))
-            )
+            raise UnsupportedError(*_REFUSED.get(name, (what.upper(), SEE_THE_LIST)))
         for part, given in node.args.items():
             if given and part not in rule.parts and part not in _HARMLESS:
                 raise UnsupportedError(f"{node.key.upper()} with {part}", "leave it out")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from sqlglot import exp
 
 from lockstep.jobs.views.jsonb_functions import AT_PATH, CONTAINS, HAS_KEYS, LENGTH, MEMBER
-from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.refusing import SEE_THE_LIST, UnsupportedError
 from lockstep.jobs.views.types import BOOL, INT4, INTEGERS, JSONB, TEXT, TEXTS, UNKNOWN
 from lockstep.jobs.views.values import Rules, Value, coerced, string, table_of
 
@@ -114,7 +114,7 @@ def _has_keys(rules: Rules, node: exp.Binary) -> Value:
 def _function(rules: Rules, node: exp.Anonymous) -> Value:
     name = node.name.lower()
     if name not in {"jsonb_typeof", "jsonb_array_length"} or len(node.expressions) != 1:
-        raise UnsupportedError(name.upper(), "docs/VIEWS.md lists what a view can have")
+        raise UnsupportedError(name.upper(), SEE_THE_LIST)
     called = name == "jsonb_array_length"
     found = _column(rules, node.expressions[0], f"{name}()", calls=called)
     if called:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cdc.errors import ConfigError
+
+# The hint for what no rule knows.
+SEE_THE_LIST: Final = "docs/VIEWS.md lists what a view can have"
 
 
 class UnsupportedError(ConfigError):
