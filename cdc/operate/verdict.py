@@ -206,7 +206,9 @@ def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
         names = listed(list(daemon.compaction_held))
         what = f"no topic is compacted, and all of them grow, while these lag: {names}"
         remedy = "start them, or take them out of the configuration"
-        held = [each.removeprefix(GROUP) for each in daemon.compaction_held if GROUP in each]
+        held = [
+            each.removeprefix(GROUP) for each in daemon.compaction_held if each.startswith(GROUP)
+        ]
         if held:
             commands = listed([f"`cdc group remove {each}`" for each in held])
             remedy += f"; {commands}, if nobody needs it any more"
