@@ -46,10 +46,15 @@ if TYPE_CHECKING:
     from lockstep.jobs.spark.starting import SparkStart
     from lockstep.sinks.contract import Altered, Sink
 
-# Cuts of up to this many events are read, reduced and written in the driver, for the lowest
-# latency.
-SMALL_EVENTS: Final = 20_000
+# Cuts of up to this size are read, reduced and written in the driver. Of a backlog, a Kafka
+# transaction has 50,000 events by default, and a cut has a complete one or more.
+SMALL_EVENTS: Final = 60_000
 _SMALL_BYTES: Final = 64 << 20
+# And up to this size while there is no Spark that could.
+ALONE_EVENTS: Final = 150_000
+_ALONE_BYTES: Final = 128 << 20
+# From so many cores on, executors catch up faster than the driver does.
+EXECUTOR_CORES: Final = 4
 _POLL_SECONDS: Final = 0.1
 
 
@@ -85,6 +90,7 @@ class Following:
                     closing(batches),
                     closing(CutTail(self._config, self._name, state, self._through)) as cuts,
                 ):
+                    cuts.limit(batches.most_events, batches.event_bytes)
                     self._follow(run, batches, cuts, state)
             except GapError as error:
                 raise with_remedy(error, self._name, f"after seq {batches.applied.seq}") from error
@@ -99,7 +105,7 @@ class Following:
                 failpoints.reach("follow_cut")
                 due = time.monotonic() + every
                 batches.apply(cut, torn=cut.above < state.reached)
-                cuts.limit(batches.event_bytes)
+                cuts.limit(batches.most_events, batches.event_bytes)
             if cuts.has_caught_up:
                 run.progress.reach("caught up")
                 self._spark.want(self._name)
@@ -122,16 +128,26 @@ class Batches:
         self._reader = RangeReader(config)
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
-        follower = config.followers[run.name]
-        self._chosen = Chosen(config, follower)
-        # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
-        # allowed size.
-        self._most_events = SMALL_EVENTS if sink.parallel else follower.max_events
-        self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
+        self._follower = config.followers[run.name]
+        self._chosen = Chosen(config, self._follower)
         self._has_measured = False
 
     def close(self) -> None:
         self._reader.close()
+
+    @property
+    def most_events(self) -> int:
+        """How many events a cut gathers: as many as whoever applies it takes best."""
+        allowed = self._follower.max_events
+        if not self._sink.parallel or self._spark.cores >= EXECUTOR_CORES:
+            return allowed
+        return min(allowed, SMALL_EVENTS)
+
+    def _own_limits(self) -> tuple[int, int]:
+        """Return the events and bytes of the largest cut that the driver applies by itself."""
+        if not self._sink.parallel:
+            return self._follower.max_events, self._follower.max_bytes
+        return (SMALL_EVENTS, _SMALL_BYTES) if self._spark.cores else (ALONE_EVENTS, _ALONE_BYTES)
 
     def apply(self, cut: Cut, *, torn: bool) -> None:
         """Apply the cut to the store. `torn`: an interrupted attempt may have written some of it.
@@ -145,8 +161,9 @@ class Batches:
         dead = (names.dead_topic(self._config.prefix), 0)
         letters = CutLetters(self._reader, dead, ranges.pop(dead, None))
         records = None
-        if cut.events <= self._most_events:
-            records = self._reader.read(ranges, self._most_bytes)
+        own_events, own_bytes = self._own_limits()
+        if cut.events <= own_events:
+            records = self._reader.read(ranges, own_bytes)
         if records is None:
             messages = (names.messages_topic(self._config.prefix), 0)
             records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}

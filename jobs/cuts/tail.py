@@ -38,8 +38,9 @@ class CutTail:
         """Whether all cuts were returned that were in the log when it was opened."""
         return self._tail.has_caught_up and not self._cutter.waiting
 
-    def limit(self, event_bytes: float) -> None:
-        """Limit cuts in bytes by this recent size of an event."""
+    def limit(self, events: int, event_bytes: float) -> None:
+        """Limit cuts to so many events, and in bytes by this recent size of an event."""
+        self._cutter.limits.events = events
         self._cutter.limits.event_bytes = event_bytes
 
     def next(self, seconds: float) -> Cut | None:

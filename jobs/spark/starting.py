@@ -30,6 +30,7 @@ class SparkStart:
 
     def __init__(self, start: Callable[[], SparkSession], followers: set[str]) -> None:
         self.session: Future[SparkSession] = Future()
+        self.cores = 0  # how many tasks the session runs at a time
         self._start, self._missing = start, set(followers)
         self._wanted, self._starting = threading.Event(), threading.Lock()
         self._is_started = False
@@ -67,7 +68,9 @@ class SparkStart:
     def _run(self) -> None:
         self._wanted.wait(_WAIT_SECONDS)
         try:
-            self.session.set_result(self._start())
+            session = self._start()
+            self.cores = session.sparkContext.defaultParallelism
+            self.session.set_result(session)
         except BaseException as error:  # noqa: BLE001 - raised where the session is used
             self.session.set_exception(error)
 

@@ -28,7 +28,8 @@ from tests.fixtures.spark import need_java
 from tests.fixtures.spark_cluster import HOME, START_SECONDS, Cluster, standalone
 
 SECRET: Final = "correct-horse-battery"
-ROWS: Final = 30_000  # more than the driver handles by itself
+ROWS: Final = 30_000
+ADDED: Final = 160_000  # in one transaction: more than the driver handles by itself
 ROOT: Final = Path(__file__).parents[2]
 COPY_SECONDS: Final = 240.0
 FOLLOW_SECONDS: Final = 600.0
@@ -130,7 +131,11 @@ def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_li
     keys = Counter(message.key() for message in read_to_end(config, made.resume()[0].partitions))
     assert len(keys) == ROWS
     assert set(keys.values()) == {1}
-    made.database.execute("UPDATE t SET a = 'y' WHERE id % 100 = 0", "DELETE FROM t WHERE id < 9")
+    made.database.execute(
+        "UPDATE t SET a = 'y' WHERE id % 100 = 0",
+        "DELETE FROM t WHERE id < 9",
+        f"INSERT INTO t SELECT i, 'z' FROM generate_series({ROWS + 1}, {ROWS + ADDED}) i",
+    )
     made.start().wait_ready()
     converge(config)
     follow(cluster, config_file, tmp_path / "follow.log")

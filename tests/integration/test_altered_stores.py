@@ -14,11 +14,10 @@ import pytest
 from cdc.cli.main import run
 from cdc.errors import Exit
 from cdc.operate.status import read_status
-from lockstep.jobs.apply import following
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
-from tests.fixtures.followed import Followed
+from tests.fixtures.followed import Followed, small_cuts
 from tests.fixtures.store_opensearch import OpenSearchStore
 from tests.fixtures.store_sqlite import SqliteStore
 from tests.integration.test_altered_tables import alter
@@ -120,7 +119,7 @@ def test_every_store_shows_what_ddl_without_rows_has_changed(
     line, execute = altered.pipeline, altered.pipeline.database.execute
     altered.check()
     if size == "large":
-        monkeypatch.setattr(following, "SMALL_EVENTS", 0)
+        small_cuts(monkeypatch, 0)
     alter(line, "ALTER TABLE quiet ADD c text DEFAULT 'now', ADD n int DEFAULT 15")
     altered.check()
     # Names are exchanged, one is another column now, and rows are written before and after.

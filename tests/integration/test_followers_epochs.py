@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.cli.main import run as cdc
-from lockstep.jobs.apply import following, large
+from lockstep.jobs.apply import large
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, wait_until
-from tests.fixtures.followed import Followed
+from tests.fixtures.followed import Followed, small_cuts
 from tests.integration.test_following import TABLES, in_delta, in_redis, table
 from tests.integration.test_topic_monitor import widen
 
@@ -60,7 +60,7 @@ def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state
     small: int,
 ) -> None:
     """By the driver and by executors, in Redis and in Delta; and for a rebuilt generation."""
-    monkeypatch.setattr(following, "SMALL_EVENTS", small)
+    small_cuts(monkeypatch, small)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 25)
     monkeypatch.setattr(large, "SORTED_BYTES", 4_000)
     made = pipeline(

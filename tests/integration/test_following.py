@@ -16,7 +16,7 @@ from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.follower_reports import read
 from lockstep.conformance.memory import STORES, MemorySink
-from lockstep.jobs.apply import following, large, stores
+from lockstep.jobs.apply import large, stores
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.cuts import pieces
@@ -26,7 +26,7 @@ from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Sink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import LONG, Followed, starting
+from tests.fixtures.followed import LONG, Followed, small_cuts, starting
 
 if TYPE_CHECKING:
     import redis
@@ -144,7 +144,7 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Small ones, and large ones by tasks, by the driver and in order; three followers at once."""
-    monkeypatch.setattr(following, "SMALL_EVENTS", 40)
+    small_cuts(monkeypatch, 40)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 25)
     monkeypatch.setattr(large, "SORTED_BYTES", 4_000)
     keyed = ["public.users", "public.lines"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -18,13 +19,13 @@ from cdc.events import LSN
 from cdc.log.follower_reports import read
 from lockstep.jobs.apply import following as module
 from lockstep.jobs.apply import stores
-from lockstep.jobs.apply.following import Following
+from lockstep.jobs.apply.following import Batches, Following
 from lockstep.jobs.apply.large import Large
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.cuts.cutting import Cut
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import Followed, alongside, reach
+from tests.fixtures.followed import Followed, alongside, reach, small_cuts
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v int)"
 
@@ -69,7 +70,7 @@ def test_large_cuts_go_to_spark_and_small_ones_follow_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is missing or twice between them, under load."""
-    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
+    small_cuts(monkeypatch, 50)
     followed, starting = Followed(line, spark), Starting()
     run = run_of(line, starting)
     by_spark: list[int] = []
@@ -125,7 +126,7 @@ def test_a_jvm_that_ends_stops_the_follower_for_another_process_to_continue(
     line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer to any call; nothing is written."""
-    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
+    small_cuts(monkeypatch, 50)
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
 
     class Ended:
@@ -145,7 +146,7 @@ def test_a_jvm_that_ends_stops_the_follower_for_another_process_to_continue(
 def test_a_spark_that_cannot_start_halts_followers_that_need_it(
     line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
+    small_cuts(monkeypatch, 50)
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     starting = Starting()
     starting.session.set_exception(ConfigError("no Java", hint="install it"))
@@ -157,7 +158,7 @@ def test_a_spark_that_cannot_start_halts_followers_that_need_it(
 def test_a_stop_does_not_wait_for_spark(
     line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SMALL_EVENTS", 50)
+    small_cuts(monkeypatch, 50)
     line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
     starting = Starting()
     run = run_of(line, starting)
@@ -175,6 +176,29 @@ def test_what_can_be_reached_without_spark_needs_none(
     assert count(redis_client, line) == 500
 
 
+def test_the_driver_takes_larger_cuts_while_there_is_no_spark_or_few_cores(
+    line: PipelineUnderTest,
+    spark: SparkSession,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SMALL_EVENTS", 30)
+    line.database.execute("INSERT INTO t SELECT g, g FROM generate_series(1, 500) g")
+    lsn = Followed(line, spark).lsn()
+    starting = Starting()
+    run = run_of(line, starting, lsn)
+    assert run.run() == Exit.OK
+    assert count(redis_client, line) == 500
+    assert run.applied is not None
+    config = line.config
+    sink = stores.sink(config, "cache", config.followers["cache"])
+    with closing(sink), closing(Batches(starting, config, sink, run, run.applied)) as batches:
+        most = []
+        for starting.cores in (0, 3, 4):
+            most.append(batches.most_events)
+    assert most == [30, 30, 40]
+
+
 def test_an_application_follows_until_an_lsn_and_gets_the_error_of_a_follower_that_halts(
     line: PipelineUnderTest, spark: SparkSession, redis_client: redis.Redis
 ) -> None:
@@ -190,7 +214,6 @@ def test_an_application_follows_until_an_lsn_and_gets_the_error_of_a_follower_th
 _NO_PYSPARK = """\
 import sys
 from lockstep.jobs import follow
-from lockstep.jobs.apply import following
 from lockstep.jobs.apply import following_documents as documents
 from lockstep.sinks.delta import sink as delta
 from lockstep.sinks.opensearch import sink as opensearch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+import lockstep
 from cdc.cli.main import run
 from cdc.config import Config, load
 from cdc.errors import Exit, PermissionDeniedError
@@ -22,21 +24,24 @@ from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
 from lockstep.conformance.memory import STORES, MemorySink
-from lockstep.jobs.apply import positions
+from lockstep.conformance.store import USERS, apply, change, row
+from lockstep.jobs.apply import positions, stores
 from lockstep.jobs.apply.following import Batches
 from lockstep.jobs.apply.running import Run
 from lockstep.jobs.cuts.tail import CutTail
 from lockstep.jobs.spark.starting import SparkStart
-from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from lockstep.sinks.contract import Changes
+from tests.fixtures.daemon import START_SECONDS, PipelineUnderTest, wait_until
 from tests.fixtures.guarded import PASSWORD, USER, GuardedBroker
 from tests.fixtures.reported import reported
 
+_KINDS = ("--topic", "--transactional-id", "--group")
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "SECURITY.md"
 
 
 class Right(NamedTuple):
     user: str
-    what: str  # TOPIC or TRANSACTIONAL_ID
+    what: str  # TOPIC, TRANSACTIONAL_ID or GROUP
     name: str  # without the prefix: what the document's `shop` is
     pattern: str
     operation: str
@@ -45,10 +50,10 @@ class Right(NamedTuple):
         return f"{self.user}-{self.operation}-{self.what}{self.name}"
 
 
-def documented() -> list[Right]:
-    """Return the rights that the document's kafka-acls.sh lines give."""
+def documented(block: int) -> list[Right]:
+    """Return the rights that the kafka-acls.sh lines of one of the document's blocks give."""
     text = _DOCUMENT.read_text("utf-8").split("## The least that each role needs")[1]
-    lines = text.split("```sh\n")[1].split("```")[0].splitlines()
+    lines = text.split("```sh\n")[block].split("```")[0].splitlines()
     found = []
     for line in lines:
         words = shlex.split(line, comments=True)
@@ -56,7 +61,7 @@ def documented() -> list[Right]:
             continue
         given = list(zip(words[1::2], words[2::2], strict=True))
         options = dict(given)
-        kind = "--topic" if "--topic" in options else "--transactional-id"
+        kind = next(each for each in _KINDS if each in options)
         found += [
             Right(
                 options["--allow-principal"].removeprefix("User:"),
@@ -71,7 +76,8 @@ def documented() -> list[Right]:
     return found
 
 
-_RIGHTS = documented()
+_RIGHTS = documented(1)
+_ADDED_RIGHTS = documented(2)  # where they are used
 
 
 class Guarded:
@@ -103,9 +109,8 @@ class Guarded:
 
     def allow(self, *rights: Right) -> None:
         for each in rights:
-            name = each.name if each.what == "TOPIC" else f".{self.prefix}"
             self.broker.allow(
-                f"{self.prefix}{name}",
+                self.prefix + each.name.replace(".shop", f".{self.prefix}"),
                 _acl(each),
                 what=each.what,
                 user=each.user,
@@ -220,3 +225,56 @@ def test_a_principal_without_one_of_its_rights_learns_which(
     named = refused.value.hint.partition(":")[0]
     assert re.search(rf"\b{left_out.operation}\b", named), named
     assert kind in refused.value.hint
+
+
+# -- where they are used ------------------------------------------------------------------------
+
+
+def fill_topics(config: Config) -> None:
+    """Apply two cuts in topics, each by a process that begins."""
+    for seq in (1, 2):
+        with closing(stores.sink(config, "stream", config.followers["stream"])) as sink:
+            sink.open()
+            apply(sink, seq, Changes((USERS,), [change(USERS, seq, row(USERS, seq, 1), 1)]))
+
+
+def take_part(config: Config) -> None:
+    """Receive and acknowledge a change as a member of a group."""
+    with (
+        lockstep.Client(config) as client,
+        client.changes(["public.users"], "app", "beginning") as changes,
+    ):
+        changes.acknowledge(received(changes.receive)[0])
+
+
+def work(config: Config) -> None:
+    """Receive and acknowledge a change as a member of a queue."""
+    with (
+        lockstep.Client(config) as client,
+        client.queue(["public.users"], "mails", "beginning") as queue,
+    ):
+        queue.acknowledge(received(queue.receive)[0])
+
+
+def received(receive: Callable[[float], Sequence[Any]]) -> Sequence[Any]:
+    """Return the first changes that a member is given."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if found := receive(0.2):
+            return found
+    pytest.fail("nothing is delivered")
+
+
+def test_topics_groups_and_queues_need_what_the_document_adds(guarded: Guarded) -> None:
+    line = guarded.line
+    line.settings["followers"]["stream"] = {"topic": {}}
+    guarded.allow(*_RIGHTS, *_ADDED_RIGHTS)
+    guarded.commands(USER, "setup")
+    daemon = line.start(config_file=guarded.file(USER)).wait_ready()
+    line.database.execute("INSERT INTO users VALUES (1, 'one')")
+    wait_until(lambda: line.resume()[1].seq >= 1, "the row does not arrive")
+    fill_topics(guarded.config("follower"))
+    take_part(guarded.config("app"))
+    work(guarded.config("app"))
+    guarded.commands("owner", "group remove app")
+    assert "AUTHORIZATION_FAILED" not in daemon.log
