@@ -137,7 +137,7 @@ class Batches:
 
     @property
     def most_events(self) -> int:
-        """How many events a cut gathers: as many as whoever applies it takes best."""
+        """How many events a cut gathers: what suits executors, or the driver if cores are few."""
         allowed = self._follower.max_events
         if not self._sink.parallel or self._spark.cores >= EXECUTOR_CORES:
             return allowed

@@ -68,6 +68,8 @@ _CLIENT: Final = frozenset({
 _PREFIX: Final = re.compile("^(?:aws|azure|google)_")
 # delta-rs' consent to commits that could replace each other, which ours never do.
 _UNSAFE: Final = "s3_allow_unsafe_rename"
+# How many versions share a checkpoint.
+CHECKPOINT_EVERY: Final = 100
 # The feature that readers of a table with deletion vectors must support.
 VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"

@@ -13,8 +13,10 @@ other upkeep, so that opening the table stays fast.
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -22,7 +24,8 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc.errors import StoreLostError, SwitchedError
 from lockstep.sinks.contract import expect_alone
-from lockstep.sinks.delta import lake, layout
+from lockstep.sinks.delta import features, lake, layout
+from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files, log_name, put_version
 from lockstep.sinks.delta.frontier_rows import (
     ARROW,
     NAME,
@@ -35,6 +38,7 @@ from lockstep.sinks.delta.frontier_rows import (
     rows,
     upto,
 )
+from lockstep.sinks.delta.parts import small_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Applied
+    from lockstep.sinks.delta.actions import Action
 
 # Names of this table's Delta transactions.
 _REACHED: Final = "lockstep/reached"
@@ -60,6 +65,7 @@ _PROPERTIES: Final = {
     "delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS + 1} hours",
 }
 _TRIES: Final = 10
+_WRITE: Final = {"operation": "WRITE", "operationParameters": {"mode": "Append"}}
 # At most this many rows depend on one full row.
 PARTIAL_ROWS: Final = 100
 
@@ -70,7 +76,6 @@ class Frontiers:
     def __init__(self, root: str, storage: Mapping[str, str], owner: Mapping[str, object]) -> None:
         self._path = f"{root.rstrip('/')}/{NAME}"
         self._storage, self._owner = storage, owner
-        self._table: DeltaTable | None = None
         self._id: object = None
         self.newest: FrontierRow | None = None
         # The full row on which partial rows may depend, and how many do; None after any other
@@ -80,6 +85,10 @@ class Frontiers:
         self.reached = 0
         self.generation = 1
         self.tidied = 0.0  # when the last upkeep ran, or the table was created
+        # The version of our last commit, and the tag of its file: another table's has another.
+        self._own: tuple[int, str | None] | None = None
+        self._loaded: DeltaTable | None = None  # it may lack our commits since
+        self._small_files = 0
 
     def find(self) -> bool:
         """Load the table; return whether it exists."""
@@ -151,8 +160,8 @@ class Frontiers:
                 continue
             self.newest = row
             self._full, self._dependent = (full, self._dependent + 1) if full else (row, 0)
-            sizes = pa.table(self.table.get_add_actions())["size_bytes"].to_pylist()
-            if sum(size < _SMALL_BYTES for size in sizes) >= MOST_FILES:
+            self._small_files += 1
+            if self._small_files >= MOST_FILES:
                 self._join()
             return True
         raise lake.busy(self._path)
@@ -248,7 +257,9 @@ class Frontiers:
         """
         self._reload()
         with self._or_reload():
-            self._append([], {_TIDIED: int(now().timestamp())})
+            tidied = int(now().timestamp())
+            self._append([], {_TIDIED: tidied})
+            self.tidied = tidied
         if keep_hours:
             oldest = (now() - timedelta(hours=keep_hours)).isoformat()
             mine = f"generation = {self.generation}"
@@ -310,6 +321,7 @@ class Frontiers:
             )
             self.table.create_checkpoint()
             self.table.cleanup_metadata()
+        self._small_files = 0
 
     @contextmanager
     def _or_reload(self) -> Iterator[None]:
@@ -328,25 +340,51 @@ class Frontiers:
 
     @property
     def table(self) -> DeltaTable:
-        """The table; available after `find` or `open`."""
-        assert self._table is not None, "it was opened"
-        return self._table
+        """The table, with our commits; available after `find` or `open`."""
+        assert self._loaded is not None, "it was opened"
+        if self._own is not None and self._own[0] > self._loaded.version():
+            with lake.translated(self._path):
+                self._loaded.update_incremental()
+        return self._loaded
 
     def _reload(self) -> None:
         """Reload the table; raise if it is another table, or another generation is current."""
-        generation, known = self.generation, self._id
+        generation, known, version = self.generation, self._id, self._version
+        if self._is_newest():
+            return
         table = lake.opened(self._path, self._storage)
         if table is None or table.metadata().id != known:
             raise StoreLostError(f"{self._path} is not the table that was opened")
-        if table.version() != self.table.version():  # another process has written to it
+        if table.version() != version:  # another process has written to it
             self._full = self.newest = None
         current = lake.newest_transaction(table, _GENERATION) or 1
         if current != generation:
             raise SwitchedError(f"generation {generation} of {self._path} is no longer current")
         self._set(table)
 
+    @property
+    def _version(self) -> int:
+        """The newest version that we have read or written."""
+        assert self._loaded is not None, "it was opened"
+        return self._own[0] if self._own else self._loaded.version()
+
+    def _is_newest(self) -> bool:
+        """Return whether our last commit is the table's newest, and still there."""
+        version, tag = self._own or (0, None)
+        return (
+            tag is not None
+            and self._files.tag(log_name(version)) == tag
+            and self._files.tag(log_name(version + 1)) is None
+        )
+
+    @cached_property
+    def _files(self) -> Files:
+        return Files(self._path, self._storage)
+
     def _set(self, table: DeltaTable) -> None:
-        self._table, self._id = table, table.metadata().id
+        self._loaded, self._own, self._id = table, None, table.metadata().id
+        sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
+        self._small_files = sum(size < _SMALL_BYTES for size in sizes)
         self.generation = lake.newest_transaction(table, _GENERATION) or 1
         generation, reached = lake.generation_and_seq(lake.newest_transaction(table, _REACHED))
         self.reached = reached if generation == self.generation else 0
@@ -360,12 +398,35 @@ class Frontiers:
             self.newest = max(found, key=lambda row: (row.applied.lsn, row.is_whole), default=None)
 
     def _append(self, new: list[dict[str, object]], apps: Mapping[str, int]) -> None:
+        """Commit rows and transactions; raise ConflictError if another commit came first."""
+        appended = pa.Table.from_pylist(new, schema=ARROW)
+        table, version = self._loaded, self._version + 1
+        assert table is not None, "it was opened"
+        if not set(ARROW.names) <= set(lake.arrow_schema(table).names):
+            self._merge(appended, apps)
+            return
+        features.expect_ours(table, changes_rows=bool(new))
+        actions: list[Action] = [
+            {"txn": {"appId": app, "version": at, "lastUpdated": int(time.time() * 1_000)}}
+            for app, at in apps.items()
+        ]
+        if new:
+            actions.append({"add": small_file(self._files, appended)})
+        by = lake.Commit("", None, self._owner)
+        with lake.translated(self._path):
+            tag = put_version(self._files, version, actions, _WRITE, by)
+            self._own = version, tag
+            if version % CHECKPOINT_EVERY == 0:
+                self.table.create_checkpoint()
+
+    def _merge(self, appended: pa.Table, apps: Mapping[str, int]) -> None:
+        """Commit as `_append` does, and add columns that an older table lacks."""
         with lake.translated(self._path):
             write_deltalake(
                 self.table,
-                pa.Table.from_pylist(new, schema=ARROW),
+                appended,
                 mode="append",
-                schema_mode="merge",  # adds columns that an older table lacks
+                schema_mode="merge",
                 commit_properties=self._properties(apps),
             )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -143,3 +143,31 @@ class _Open:
         with suppress(OSError, CDCError):
             self._writer.close()
             self._sink.close()
+
+
+def small_file(files: Files, rows: pa.Table) -> dict[str, Any]:
+    """Write rows to a new file, in one row group; return its add action."""
+    path = f"part-00000-{uuid4()}-c000.snappy.parquet"
+    sink = pa.BufferOutputStream()
+    # In a file of one row group that is read as one, dictionaries and bounds cost more than they
+    # save; the bounds that skip a file are in its add action.
+    pq.write_table(
+        rows,
+        sink,
+        compression="snappy",
+        coerce_timestamps="us",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    data = sink.getvalue()
+    files.put(path, data)
+    stats = Stats(rows.schema)
+    stats.add(rows)
+    return {
+        "path": path,
+        "partitionValues": {},
+        "size": data.size,
+        "modificationTime": int(time.time() * 1_000),
+        "dataChange": True,
+        "stats": stats.json(),
+    }

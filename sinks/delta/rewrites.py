@@ -12,19 +12,17 @@ import time
 from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import keys, lake, log
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.layout import SEQ
+from lockstep.sinks.delta.parts import small_file
 from lockstep.sinks.delta.rows import only
-from lockstep.sinks.delta.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +65,7 @@ class Rewrites:
             stored = self._contents(mirror)
             files = Files(mirror.path, self._storage)
             rows = _applied(stored.rows, work)
-            adds = [_written(files, rows)] if rows.num_rows else []
+            adds = [small_file(files, rows)] if rows.num_rows else []
             actions = [*map(_removed, stored.files), *({"add": each} for each in adds)]
             version = mirror.version + 1
             about = {"operation": "MERGE"}
@@ -137,34 +135,6 @@ def _files(table: DeltaTable) -> list[Mapping[str, Any]]:
         return list(log.added(table).values())
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     return [{"path": each["path"], "size": each["size_bytes"]} for each in files]
-
-
-def _written(files: Files, rows: pa.Table) -> dict[str, Any]:
-    """Write the rows to a new file; return its add action."""
-    path = f"part-00000-{uuid4()}-c000.snappy.parquet"
-    sink = pa.BufferOutputStream()
-    # In a file of one row group that is read as one, dictionaries and bounds cost more than they
-    # save; the bounds that skip a file are in its add action.
-    pq.write_table(
-        rows,
-        sink,
-        compression="snappy",
-        coerce_timestamps="us",
-        use_dictionary=False,
-        write_statistics=False,
-    )
-    data = sink.getvalue()
-    files.put(path, data)
-    stats = Stats(rows.schema)
-    stats.add(rows)
-    return {
-        "path": path,
-        "partitionValues": {},
-        "size": data.size,
-        "modificationTime": int(time.time() * 1_000),
-        "dataChange": True,
-        "stats": stats.json(),
-    }
 
 
 def _removed(add: Mapping[str, Any]) -> Action:

@@ -14,7 +14,7 @@ from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableEr
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout
-from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.lake import Commit, ConflictError
 from lockstep.sinks.delta.rows import batch
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
-CHECKPOINT_EVERY: Final = 100
 _ALL: Final = 2**63 - 1
 
 

@@ -26,7 +26,7 @@ from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import history, keyless, lake
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.positions import DataFile, Identity, Positions, with_deleted
 from lockstep.sinks.delta.rows import Batch, only
@@ -49,7 +49,6 @@ _SIZES: Final = (1 << 20, 16 << 20)
 FILES_OF_A_SIZE: Final = 12
 # How many rows are rewritten after a batch for each of its own, but at least one file.
 _REWRITTEN_PER_ROW: Final = 2
-CHECKPOINT_EVERY: Final = 100
 # How many bytes of keys stay in memory, of all tables of less than so many bytes: there may be
 # thousands, and their keys are read again in hundredths of a second.
 _SMALL_TABLE_BYTES: Final = 16 << 20

@@ -311,6 +311,37 @@ def test_a_mirror_that_goes_missing_between_two_cuts_is_no_bug(lake: Lake) -> No
         lake.sink()
 
 
+def test_frontiers_of_another_lake_are_noticed_and_missing_ones_are_not_made_again(
+    lake: Lake, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With the same number of commits, between two cuts of a session."""
+    sink = lake.sink()
+    for seq in (1, 2):
+        apply(sink, seq, users(seq, seq))
+    folder = tmp_path_factory.mktemp("another")
+    another = DeltaSink(Settings("shop", "mirror", "shop", str(folder)))
+    another.open()
+    for seq in (1, 2):
+        apply(another, seq, users(seq, seq))
+    frontiers = lake.path / "_frontiers"
+    frontiers.rename(lake.path / "away")
+    with pytest.raises(StoreLostError):
+        apply(sink, 3, users(3, 3))
+    assert not frontiers.exists()
+    (folder / "_frontiers").rename(frontiers)
+    with pytest.raises(StoreLostError):
+        apply(sink, 3, users(3, 3))
+
+
+def test_another_copys_commits_are_read_before_the_next_cut(lake: Lake) -> None:
+    one, other = lake.sink(), lake.sink()
+    apply(one, 1, users(1, 1))
+    apply(other, 2, users(2, 2))
+    apply(one, 2, users(2, 2))
+    apply(one, 3, users(3, 3))
+    assert lake.ids() == {1: 1, 2: 2, 3: 3}
+
+
 def test_a_missing_or_older_mirror_is_a_lost_store(lake: Lake) -> None:
     sink = lake.sink()
     apply(sink, 1, users(1, 1), lines(1, 1))
