@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from benchmarks.servers import Servers
 
 RATE: Final = 500
-# The limits for a follower's latency, in milliseconds.
-P50_LIMIT_MS: Final = 1_000.0
-P99_LIMIT_MS: Final = 3_000.0
 
 FOLLOWER: Final = "measured"
 # Ids of the backlog; the load's count from 1.

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from benchmarks import backlog, measure, result, rows, servers, slots
-from benchmarks.follow_run import P50_LIMIT_MS, P99_LIMIT_MS, RATE, FollowRun, Store
+from benchmarks.follow_run import RATE, FollowRun, Store
 from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
 from cdc.events import LSN
@@ -45,12 +45,14 @@ class Server(Store, Protocol):
 
 
 class Workload(NamedTuple):
-    """The store that is followed into, and its limit."""
+    """The store that is followed into, and its limits."""
 
     name: str
     server: str  # its name among the versions
     each: str  # what the store calls a row
     limit: float  # rows per second
+    p50_limit_ms: float
+    p99_limit_ms: float
     rows: int
     floor_by: str
     running: Callable[[Path], AbstractContextManager[Server]]  # runs it in a folder, for a block
@@ -109,8 +111,8 @@ def run(workload: Workload, options: Options) -> dict[str, Any]:
             versions={**up.versions, workload.server: store.version()},
             details={
                 "rate": RATE,
-                "p50_limit_ms": P50_LIMIT_MS,
-                "p99_limit_ms": P99_LIMIT_MS,
+                "p50_limit_ms": workload.p50_limit_ms,
+                "p99_limit_ms": workload.p99_limit_ms,
                 **shown.details(),
                 "sink_alone": alone,
                 "floor_by": workload.floor_by,
