@@ -21,6 +21,7 @@ import time
 import zlib
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -363,17 +364,21 @@ def described(
 def roaring_bitmap(deleted: pa.BooleanArray) -> bytes:
     """Return the set of the rows that are true: 64-bit portable Roaring, in Delta's format."""
     keys, bodies = [], []
-    for first in range(0, len(deleted), _CONTAINER):
-        part = deleted.slice(first, _CONTAINER)
-        count = part.true_count
+    rows = pc.indices_nonzero(deleted)
+    firsts = range(0, len(deleted) + _CONTAINER, _CONTAINER)
+    starts = pc.search_sorted(rows, pa.array(firsts, rows.type)).to_pylist()
+    within = pc.bit_wise_and(rows, pa.scalar(_CONTAINER - 1, rows.type)).cast(pa.uint16())
+    places = within.buffers()[1]
+    for first, (start, end) in zip(firsts, pairwise(starts), strict=False):
+        count = end - start
         if not count:
             continue
         keys.append(struct.pack("<HH", first // _CONTAINER, count - 1))
         if count > _ARRAY_MOST:
+            part = deleted.slice(first, _CONTAINER)
             bodies.append(_bits(part).ljust(_CONTAINER // 8, b"\0"))
         else:
-            places = pc.indices_nonzero(part).cast(pa.uint16())
-            bodies.append(places.buffers()[1].to_pybytes()[: 2 * count])
+            bodies.append(places.slice(2 * start, 2 * count).to_pybytes())
     at = 8 + 8 * len(keys)
     offsets = []
     for body in bodies:

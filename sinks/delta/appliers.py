@@ -37,7 +37,7 @@ class Appliers:
 
     def joins_files(self, mirror: Mirror) -> bool:
         """Return whether the mirror's applier joins its small files."""
-        return self._vectors.knows(mirror.table)
+        return self._vectors.knows(mirror.loaded)
 
     def apply(self, mirror: Mirror, work: Work, commit: Commit) -> None:
         """Apply the work in one commit; raise ConflictError if another one was first."""
@@ -47,7 +47,7 @@ class Appliers:
             return
         with self._large:
             if how == "vectors":
-                self._vectors.apply(mirror.table, work, commit)
+                self._vectors.apply(mirror, work, commit)
                 return
             if how == "spark":
                 assert self._settings.large is not None, "it is expected"
@@ -63,7 +63,7 @@ class Appliers:
         # With the features that it had at our last commit, or else ours will conflict.
         if is_auto and rewrites.suits(work) and self._rewrites.knows(mirror):
             return "rewrite"
-        table = mirror.table
+        table = mirror.loaded
         if features.needs_spark(table):
             features.expect_writable(table, mine.large if work.by_spark else None)
             return "spark"

@@ -111,6 +111,10 @@ class Positions:
         # Whether keys are compared as text: a key may be NULL, or does not fit its column.
         self._as_text = False
 
+    def are_at(self, version: int, *, as_text: bool) -> bool:
+        """Return whether they are those of a version."""
+        return self.version == version and (self._as_text or not as_text)
+
     def follow(self, table: DeltaTable, *, as_text: bool) -> None:
         """Load the table's files as of its version: those that are new since the last one."""
         if as_text and not self._as_text:

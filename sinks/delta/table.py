@@ -99,17 +99,17 @@ class Mirror:
         """The table, with our newest commit; available after `find` or `ensure`."""
         if self._own is not None:
             self._update()
-        return self._loaded
+        return self.loaded
 
     @property
     def table_id(self) -> str:
         """The table's id."""
-        return str(self._loaded.metadata().id)
+        return str(self.loaded.metadata().id)
 
     @property
     def version(self) -> int:
         """The table's newest known version."""
-        return self._own.version if self._own else self._loaded.version()
+        return self._own.version if self._own else self.loaded.version()
 
     @property
     def is_loaded(self) -> bool:
@@ -117,8 +117,8 @@ class Mirror:
         return self._own is None
 
     @property
-    def _loaded(self) -> DeltaTable:
-        """The table without our newest commit, which changes no columns and no properties."""
+    def loaded(self) -> DeltaTable:
+        """The table without our newest commits, which change no columns and no properties."""
         assert self._table is not None, "it was found or created"
         return self._table
 
@@ -190,11 +190,11 @@ class Mirror:
             generation, _ = self._reached
         if generation > self._keeper.generation:
             raise SwitchedError(f"{self.path} already has generation {generation}")
-        features.expect_writable(self._loaded, self._keeper.large)
+        features.expect_writable(self.loaded, self._keeper.large)
 
     def _update(self) -> None:
         """Load the newest version; raise StoreLostError if the table is missing or was restored."""
-        table, own = self._loaded, self._own
+        table, own = self.loaded, self._own
         try:
             with lake.translated(self.path):
                 table.update_incremental()
@@ -330,7 +330,7 @@ class Mirror:
 
     def has_key(self, version: Version) -> bool:
         """Return whether the stored rows have the version's key."""
-        return evolve.key_of(self._loaded) in {None, version.key}
+        return evolve.key_of(self.loaded) in {None, version.key}
 
     def expect_key(self, changes: Changes) -> None:
         """Raise ConfigError if rows would be mixed with rows that have another key."""
@@ -427,7 +427,7 @@ class Mirror:
         assert commit.upto is not None, "it records how far the rows are"
         self._own = OwnCommit(version, commit.upto, tag)
         # Other commits may take the round number.
-        if version // CHECKPOINT_EVERY > self._loaded.version() // CHECKPOINT_EVERY:
+        if version // CHECKPOINT_EVERY > self.loaded.version() // CHECKPOINT_EVERY:
             with lake.translated(self.path):
                 self.table.create_checkpoint()
 

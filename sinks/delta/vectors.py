@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import actions as delta_actions
-from lockstep.sinks.delta import history, keyless, lake
+from lockstep.sinks.delta import features, history, keyless, lake
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
+from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.positions import DataFile, Identity, Positions, with_deleted
 from lockstep.sinks.delta.rows import Batch, only
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.table import Mirror
     from lockstep.sinks.delta.work import Work
 
 # A file with more than this fraction of its rows deleted is rewritten.
@@ -92,35 +93,36 @@ class Vectors:
             and delta_actions.is_plain(table)
         )
 
-    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        """Apply the work in one commit; then rewrite some files in another."""
-        with lake.translated(table.table_uri):
-            began = table.version()
-            positions = self._positions(table, work)
-            files = Files(table.table_uri, self._storage)
-            writing = _Writing(table, positions, files, is_history=work.history)
-            enabling = delta_actions.enabling(table)
+    def apply(self, mirror: Mirror, work: Work, commit: Commit) -> None:
+        """Apply the work in one commit; then rewrite some files in another.
+
+        The mirror's table does not load them.
+        """
+        with lake.translated(mirror.path):
+            enabling = delta_actions.enabling(mirror.loaded)
+            files = Files(mirror.path, self._storage)
             if enabling:
                 # A separate commit: readers without support for vectors fail from here on, not
                 # halfway.
-                writing.commit(enabling, "ADD FEATURE", commit._replace(upto=None))
+                about = commit._replace(upto=None)
+                delta_actions.commit(files, mirror.table, enabling, "ADD FEATURE", about)
+            positions = self._positions(mirror, work)
+            writing = _Writing(mirror, positions, files, is_history=work.history)
             writing.apply(work, commit)
             _Tidying(writing, work.batch.rows.num_rows).commit(commit)
-            # A batch has two or three commits, which may skip the round number.
-            if table.version() // CHECKPOINT_EVERY > began // CHECKPOINT_EVERY:
-                table.create_checkpoint()
-            self._limit(table.table_uri, positions)
+            self._limit(mirror.loaded.table_uri, positions)
 
-    def _positions(self, table: DeltaTable, work: Work) -> Positions:
-        uri, identity = table.table_uri, Identity(work.key, work.history)
-        known = str(table.metadata().id), identity
+    def _positions(self, mirror: Mirror, work: Work) -> Positions:
+        uri, identity = mirror.loaded.table_uri, Identity(work.key, work.history)
+        known = mirror.table_id, identity
         # Another table's thread may forget this one meanwhile.
         before, positions = self._by_table.get(uri, (None, Positions(identity)))
         if before != known:
             positions = Positions(identity)
         self._by_table[uri] = known, positions
         as_text = bool(work.key) and delta_keys.needs_text(work.batch.rows, work.key)
-        positions.follow(table, as_text=as_text)
+        if not positions.are_at(mirror.version, as_text=as_text):
+            positions.follow(mirror.table, as_text=as_text)
         return positions
 
     def _limit(self, uri: str, positions: Positions) -> None:
@@ -139,9 +141,10 @@ class _Writing:
     """Commits to one table, and what they change in its positions."""
 
     def __init__(
-        self, table: DeltaTable, positions: Positions, files: Files, *, is_history: bool
+        self, mirror: Mirror, positions: Positions, files: Files, *, is_history: bool
     ) -> None:
-        self.table, self.positions, self._files = table, positions, files
+        self._mirror, self.positions, self._files = mirror, positions, files
+        self.table = mirror.loaded
         self._form = _HISTORY if is_history else _PLAIN
 
     def apply(self, work: Work, commit: Commit) -> None:
@@ -168,9 +171,10 @@ class _Writing:
 
     def commit(self, actions: Sequence[Action], operation: str, commit: Commit) -> None:
         """Commit actions; then the positions are those of their version."""
-        version = self.table.version() + 1
-        delta_actions.commit(self._files, self.table, actions, operation, commit)
-        # The table may already have a newer one, of another writer.
+        features.expect_ours(self.table)
+        version, about = self._mirror.version + 1, {"operation": operation}
+        tag = delta_actions.put_version(self._files, version, actions, about, commit)
+        self._mirror.has_committed(version, commit, tag)
         self.positions.version = version
 
     def written(self, rows: pa.Table) -> DataFile:

@@ -22,7 +22,7 @@ from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Applied, Changes, StoreState
 from lockstep.sinks.delta import frontiers as delta_frontiers
 from lockstep.sinks.delta import lake
-from lockstep.sinks.delta import vectors as delta_vectors
+from lockstep.sinks.delta import table as delta_table
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
@@ -235,7 +235,7 @@ def test_checkpoints_are_written_for_any_number_of_commits_per_batch(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For deletion vectors we write them; a batch commits a change, and then the tidying up."""
-    monkeypatch.setattr(delta_vectors, "CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", 5)
     sink = aged.sink(applier="vectors")
     for seq in range(1, 31):
         apply(sink, seq, users(seq, seq % 3))
