@@ -60,6 +60,11 @@ class DocumentsFollowing:
     def _cuts(self) -> MirrorCuts:
         return MirrorCuts(self._config, self._name)
 
+    @property
+    def _most_events(self) -> int | None:
+        """How many events a cut may span, because the driver holds what it changes."""
+        return self._config.followers[self._name].max_events
+
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         return apply(self._mirror, self._sink, cut, generation, self._spark)
 
@@ -77,7 +82,7 @@ class DocumentsFollowing:
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return
-                cut = self._mirror.cut(state, self._through)
+                cut = self._mirror.cut(state, self._through, self._most_events)
                 if cut is None:
                     run.polled()
                     run.stopping.wait(_POLL_SECONDS)

@@ -55,6 +55,10 @@ class ViewsFollowing(DocumentsFollowing):
     def _cuts(self) -> ViewCuts:
         return ViewCuts(self._config, self._name, self._session)
 
+    @property
+    def _most_events(self) -> None:
+        """No limit: the more a cut spans, the less is computed twice, and it is Spark that does."""
+
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         assert isinstance(self._mirror, ViewCuts), "it is made above"
         new = apply(

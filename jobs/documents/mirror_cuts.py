@@ -86,12 +86,19 @@ class MirrorCuts:
         self._versions = versions or LogVersions(config)
         self._nothing: _Nothing | None = None
 
-    def cut(self, state: StoreState | None, through: LSN | None = None) -> MirrorCut | None:
+    def cut(
+        self,
+        state: StoreState | None,
+        through: LSN | None = None,
+        most_events: int | None = None,
+    ) -> MirrorCut | None:
         """Return the cut from the store's frontier; None if there is nothing new.
 
-        It ends at the newest frontier, or the newest not above `through`. But an interrupted cut is
-        repeated to its own end, even if there are later frontiers: it may have written documents
-        that no longer exist at a later frontier, and a longer cut would not see them at either end.
+        It ends at the newest frontier, or the newest not above `through`; if `most_events` is given
+        and the store has a frontier, at one with so many events in between, if there is one. But an
+        interrupted cut is repeated to its own end, even if there are later frontiers: it may have
+        written documents that no longer exist at a later frontier, and a longer cut would not see
+        them at either end.
         """
         asked = (state, through)
         if self._nothing is not None and self._nothing.still_holds(asked):
@@ -117,6 +124,8 @@ class MirrorCuts:
         if after is None or (applied and not _is_later(after.applied, applied)):
             self._nothing = _Nothing(table, table.version(), asked, time.monotonic())
             return None
+        if most_events is not None and applied and not reached > applied.seq:
+            after = _within(table, applied, after, most_events)
         return MirrorCut(applied and self._at(table, applied), after)
 
     def changes(self, cut: MirrorCut) -> Iterator[Changes]:
@@ -244,6 +253,29 @@ def _place(applied: Applied) -> str:
 def _newest(found: Sequence[delta_frontiers.FrontierRow]) -> delta_frontiers.FrontierRow | None:
     """Return the row of the newest generation with the latest LSN."""
     return max(found, key=lambda row: (row.generation, row.applied.lsn), default=None)
+
+
+def _within(
+    table: DeltaTable, applied: Applied, newest: delta_frontiers.FrontierRow, most_events: int
+) -> delta_frontiers.FrontierRow:
+    """Return the last row with at most so many events after a frontier, or the first one with more.
+
+    The events are those of all tables of the log.
+    """
+    most = applied.seq + most_events
+    if newest.applied.seq <= most:
+        return newest
+    between = (
+        f"is_whole AND generation = {newest.generation} AND seq > {applied.seq}"
+        f" AND seq < {newest.applied.seq}"
+    )
+    seqs = delta_lake.read(table, ["seq"], between)["seq"].to_pylist()
+    if not seqs:
+        return newest
+    chosen = max((seq for seq in seqs if seq <= most), default=min(seqs))
+    found = _newest(delta_frontiers.rows(table, f"{between} AND seq = {chosen}"))
+    assert found is not None, "it was there"
+    return found
 
 
 def _is_later(applied: Applied, than: Applied) -> bool:

@@ -117,11 +117,11 @@ class Shop:
             self.mirror.write(each)
         self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 1, {}))
 
-    def follow(self) -> bool:
+    def follow(self, most_events: int | None = None) -> bool:
         """Advance the documents to the mirror's frontier, as a follower that has just started."""
         self._open()
         with closing(self.sink):
-            cut = self.follower.cut(self.sink.open())
+            cut = self.follower.cut(self.sink.open(), most_events=most_events)
             if cut is not None:
                 apply(self.follower, self.sink, cut, 1)
             return cut is not None
@@ -204,6 +204,26 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     shop.follow()
     shop.check()
     assert not shop.follow()
+
+
+def test_a_lag_is_worked_off_in_cuts_of_limited_size(shop: Shop) -> None:
+    """At the mirror's own frontiers; one with more events than that is taken alone."""
+    chosen, seqs = Random(7), [0]
+    for many in (3, 2, 2, 2, 9, 1, 2):
+        keys = dict(_row(chosen, "shop.people") for _ in range(40))
+        some = dict(list(keys.items())[:many])
+        shop.cut({"shop.people": some})
+        seqs.append(shop.seq)
+        if len(seqs) == 2:
+            assert shop.follow(4)
+    reached = []
+    while shop.follow(4):
+        with closing(shop.store()) as sink:
+            state = sink.open()
+            assert state is not None
+            reached.append(state.applied.seq)
+    assert reached == [seqs[3], seqs[4], seqs[5], seqs[7]]
+    shop.check()
 
 
 @pytest.mark.long("the other store", sample=["redis_store"])
