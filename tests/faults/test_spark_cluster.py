@@ -1,6 +1,6 @@
 """Our jobs on a cluster: a standalone master and worker. An executor is killed meanwhile.
 
-Followers are submitted by the README's own lines, which tests those too.
+Followers are submitted by the lines of docs/FOLLOWERS.md, which tests those too.
 """
 
 from __future__ import annotations
@@ -54,15 +54,19 @@ def submit(cluster: Cluster, out: IO[bytes], config_file: Path) -> subprocess.Po
 
 
 def documented(cluster: Cluster, config_file: Path) -> str:
-    """Return the README's lines that submit followers to a cluster, for this one."""
-    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    """Return the document's lines that submit a follower to a cluster, here for all followers."""
+    lines = (ROOT / "docs" / "FOLLOWERS.md").read_text("utf-8").splitlines()
     at = next(n for n, line in enumerate(lines) if "$ spark-submit --master" in line)
-    pack, submitted = (line.removeprefix("$ ") for line in lines[at - 1 : at + 1])
-    assert pack.startswith("cdc spark pack ")
+    pack, first, last = lines[at - 1 : at + 2]
+    submitted = f"{first.removesuffix(chr(92))}{last.strip()}".removeprefix("$ ")
+    assert pack.startswith("$ cdc spark pack ")
     assert "spark://host:7077" in submitted
-    assert submitted.endswith('"$(cdc spark app follow)" --config lockstep.yaml')
-    own = submitted.replace("spark://host:7077", cluster.master)
-    return f"{pack}\nexec {own.replace('lockstep.yaml', config_file.name)} --once"
+    chosen = " --followers mirror"
+    assert submitted.endswith(f'"$(cdc spark app follow)" --config lockstep.yaml{chosen}')
+    own = submitted.removesuffix(chosen).replace("spark://host:7077", cluster.master)
+    return (
+        f"{pack.removeprefix('$ ')}\nexec {own.replace('lockstep.yaml', config_file.name)} --once"
+    )
 
 
 def follow(cluster: Cluster, config_file: Path, log: Path) -> None:
@@ -86,7 +90,7 @@ def follow(cluster: Cluster, config_file: Path, log: Path) -> None:
 @pytest.mark.long("two minutes on a Spark cluster")
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_lines(
+def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_documented_lines(
     cluster: Cluster,
     pipeline: NewPipeline,
     redis_client: redis.Redis,
