@@ -214,6 +214,7 @@ def test_an_application_follows_until_an_lsn_and_gets_the_error_of_a_follower_th
 _NO_PYSPARK = """\
 import sys
 from lockstep.jobs import follow
+from lockstep.jobs.apply import following
 from lockstep.jobs.apply import following_documents as documents
 from lockstep.sinks.delta import sink as delta
 from lockstep.sinks.opensearch import sink as opensearch
