@@ -411,12 +411,13 @@ class Frontiers:
             for app, at in apps.items()
         ]
         if new:
-            actions.append({"add": small_file(self._files, appended)})
+            actions.append(small_file(self._files, appended))
         by = lake.Commit("", None, self._owner)
         with lake.translated(self._path):
             tag = put_version(self._files, version, actions, _WRITE, by)
             self._own = version, tag
-            if version % CHECKPOINT_EVERY == 0:
+            # Other commits may take the round number.
+            if version // CHECKPOINT_EVERY > table.version() // CHECKPOINT_EVERY:
                 self.table.create_checkpoint()
 
     def _merge(self, appended: pa.Table, apps: Mapping[str, int]) -> None:

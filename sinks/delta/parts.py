@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -145,8 +145,8 @@ class _Open:
             self._sink.close()
 
 
-def small_file(files: Files, rows: pa.Table) -> dict[str, Any]:
-    """Write rows to a new file, in one row group; return its add action."""
+def small_file(files: Files, rows: pa.Table) -> Action:
+    """Write rows to a new file, in one row group; return the action that adds it."""
     path = f"part-00000-{uuid4()}-c000.snappy.parquet"
     sink = pa.BufferOutputStream()
     # In a file of one row group that is read as one, dictionaries and bounds cost more than they
@@ -163,11 +163,4 @@ def small_file(files: Files, rows: pa.Table) -> dict[str, Any]:
     files.put(path, data)
     stats = Stats(rows.schema)
     stats.add(rows)
-    return {
-        "path": path,
-        "partitionValues": {},
-        "size": data.size,
-        "modificationTime": int(time.time() * 1_000),
-        "dataChange": True,
-        "stats": stats.json(),
-    }
+    return WrittenFile(path, data.size, rows.num_rows, stats.json()).action

@@ -65,12 +65,10 @@ class Rewrites:
             stored = self._contents(mirror)
             files = Files(mirror.path, self._storage)
             rows = _applied(stored.rows, work)
-            adds = [small_file(files, rows)] if rows.num_rows else []
-            actions = [*map(_removed, stored.files), *({"add": each} for each in adds)]
-            version = mirror.version + 1
-            about = {"operation": "MERGE"}
-            tag = delta_actions.put_version(files, version, actions, about, commit)
-        mirror.has_committed(version, commit, tag)
+            added = [small_file(files, rows)] if rows.num_rows else []
+            actions = [*map(_removed, stored.files), *added]
+            version = mirror.put(files, actions, "MERGE", commit)
+        adds = [each["add"] for each in added]
         self._keep(mirror.path, Contents(stored.table_id, version, rows, adds))
 
     def knows(self, mirror: Mirror) -> bool:

@@ -422,14 +422,20 @@ class Mirror:
             return
         raise lake.busy(self.path)
 
-    def has_committed(self, version: int, commit: Commit, tag: str | None) -> None:
-        """Note a commit that changed only rows, which the table has not loaded."""
+    def put(self, files: Files, actions: Sequence[Action], operation: str, commit: Commit) -> int:
+        """Commit actions that change only rows, and return their version; it is not loaded.
+
+        Raises ConflictError if another commit came first.
+        """
         assert commit.upto is not None, "it records how far the rows are"
-        self._own = OwnCommit(version, commit.upto, tag)
-        # Other commits may take the round number.
-        if version // CHECKPOINT_EVERY > self.loaded.version() // CHECKPOINT_EVERY:
-            with lake.translated(self.path):
+        version, about = self.version + 1, {"operation": operation}
+        with lake.translated(self.path):
+            tag = delta_actions.put_version(files, version, actions, about, commit)
+            self._own = OwnCommit(version, commit.upto, tag)
+            # Other commits may take the round number.
+            if version // CHECKPOINT_EVERY > self.loaded.version() // CHECKPOINT_EVERY:
                 self.table.create_checkpoint()
+        return version
 
 
 def _old(changes: Changes) -> Changes:

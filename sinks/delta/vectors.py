@@ -172,10 +172,7 @@ class _Writing:
     def commit(self, actions: Sequence[Action], operation: str, commit: Commit) -> None:
         """Commit actions; then the positions are those of their version."""
         features.expect_ours(self.table)
-        version, about = self._mirror.version + 1, {"operation": operation}
-        tag = delta_actions.put_version(self._files, version, actions, about, commit)
-        self._mirror.has_committed(version, commit, tag)
-        self.positions.version = version
+        self.positions.version = self._mirror.put(self._files, actions, operation, commit)
 
     def written(self, rows: pa.Table) -> DataFile:
         """Write rows to a file; return its description."""
