@@ -90,7 +90,6 @@ class Following:
                     closing(batches),
                     closing(CutTail(self._config, self._name, state, self._through)) as cuts,
                 ):
-                    cuts.limit(batches.most_events, batches.event_bytes)
                     self._follow(run, batches, cuts, state)
             except GapError as error:
                 raise with_remedy(error, self._name, f"after seq {batches.applied.seq}") from error
@@ -100,12 +99,12 @@ class Following:
         while not self._reached(batches.applied):
             if run.stopping.wait(max(0.0, due - time.monotonic())):
                 return
+            cuts.limit(batches.most_events, batches.event_bytes)
             cut = cuts.next(_POLL_SECONDS)
             if cut is not None:
                 failpoints.reach("follow_cut")
                 due = time.monotonic() + every
                 batches.apply(cut, torn=cut.above < state.reached)
-                cuts.limit(batches.most_events, batches.event_bytes)
             if cuts.has_caught_up:
                 run.progress.reach("caught up")
                 self._spark.want(self._name)

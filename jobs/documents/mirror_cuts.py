@@ -121,11 +121,11 @@ class MirrorCuts:
                 raise self._gap(f"seq {reached}", "were being written up to")
         else:
             after = delta_frontiers.as_of(table, through, None)
+            if after is not None and applied is not None and most_events is not None:
+                after = _within(table, applied, after, most_events)
         if after is None or (applied and not _is_later(after.applied, applied)):
             self._nothing = _Nothing(table, table.version(), asked, time.monotonic())
             return None
-        if most_events is not None and applied and not reached > applied.seq:
-            after = _within(table, applied, after, most_events)
         return MirrorCut(applied and self._at(table, applied), after)
 
     def changes(self, cut: MirrorCut) -> Iterator[Changes]:

@@ -69,7 +69,8 @@ def _login(mechanism: str, given: Mapping[str, str]) -> str:
         raise ConfigError(
             f"large cuts are read by Spark's Kafka reader, which can't log in by {mechanism} with"
             " the settings in log.kafka",
-            hint=f"use one of {', '.join(_LOGINS)}, or smaller transactions",
+            hint=f"use one of {', '.join(_LOGINS)}, or let the driver apply all cuts: max_events of"
+            " the follower of 60,000 at most, and no larger transaction",
         )
     user, password = (_quoted(given.get(f"sasl.{what}", "")) for what in ("username", "password"))
     return f"{module} required username={user} password={password};"
