@@ -58,7 +58,7 @@ def documented(cluster: Cluster, config_file: Path) -> str:
     lines = (ROOT / "docs" / "FOLLOWERS.md").read_text("utf-8").splitlines()
     at = next(n for n, line in enumerate(lines) if "$ spark-submit --master" in line)
     pack, first, last = lines[at - 1 : at + 2]
-    submitted = f"{first.removesuffix(chr(92))}{last.strip()}".removeprefix("$ ")
+    submitted = (first.removesuffix("\\") + last.strip()).removeprefix("$ ")
     assert pack.startswith("$ cdc spark pack ")
     assert "spark://host:7077" in submitted
     chosen = " --followers mirror"

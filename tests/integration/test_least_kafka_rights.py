@@ -265,7 +265,7 @@ def received(receive: Callable[[float], Sequence[Any]]) -> Sequence[Any]:
     pytest.fail("nothing is delivered")
 
 
-def test_topics_groups_and_queues_need_what_the_document_adds(guarded: Guarded) -> None:
+def test_topics_groups_and_queues_work_with_what_the_document_adds(guarded: Guarded) -> None:
     line = guarded.line
     line.settings["followers"]["stream"] = {"topic": {}}
     guarded.allow(*_RIGHTS, *_ADDED_RIGHTS)
