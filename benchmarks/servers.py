@@ -83,12 +83,12 @@ _WARM_UPS: Final[tuple[tuple[int, dict[str, str | int]], ...]] = (
 class StockBroker(Kafka):
     """The embedded broker with the settings of Kafka's own start scripts."""
 
-    def java_command(self, main_class: str) -> list[str]:
+    def java_command(self, *arguments: str) -> list[str]:
         # The stack's flags also configure logging, which is needed here too.
         logging = f"-Dlog4j2.configurationFile={self.home.run / 'log4j2.xml'}"
         path = class_path(self.cache.fetch("kafka"))
         program = str(find_java().program)
-        return [program, *_BROKER_HEAP, *_BROKER_JVM, logging, "-cp", path, main_class]
+        return [program, *_BROKER_HEAP, *_BROKER_JVM, logging, "-cp", path, *arguments]
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,18 @@ dependencies must be installed where executors run.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import LocalStackError
+from cdc.runtime import class_archive
 from cdc.runtime.artifacts import ArtifactCache, default_cache, lock_sections
+from cdc.runtime.file_lock import file_lock
+from cdc.runtime.java import system_java
 
 if TYPE_CHECKING:
     from cdc.runtime.progress import Progress
@@ -34,12 +39,43 @@ DELTA: Final = {
 # Without it, jobs would wait for ever for a Spark thread that ran out of memory.
 NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
 _LEFT_OUT: Final = {".pyc", ".pyo"}
+_TRIAL_SECONDS: Final = 300.0
 
 
 def jars(progress: Progress) -> list[Path]:
     """Return the jars, fetched where they are not in the cache."""
     folder = ArtifactCache(default_cache(), progress).fetch(_SECTION)
     return [folder / each.file_name for each in lock_sections()[_SECTION]]
+
+
+def classes() -> Path | None:
+    """Return where the archive of the classes is that our own sessions load; None for nowhere.
+
+    It lasts as long as the virtual environment, whose jars it names.
+    """
+    java = system_java()
+    if java is None or sys.prefix == sys.base_prefix:
+        return None
+    name = class_archive.file_name("spark", java, f"{folder_of('pyspark')}:{_SECTION}")
+    return Path(sys.prefix) / "share" / "lockstep" / name
+
+
+def make_classes(progress: Progress) -> None:
+    """Make that archive, unless there is one; the file is empty where that fails."""
+    target = classes()
+    if target is None or target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(target.with_suffix(".lock"), _TRIAL_SECONDS):
+        if target.exists():
+            return
+        progress.step(_SECTION, "its first start here: preparing faster ones")
+        part = target.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        trial = [sys.executable, "-m", "lockstep.jobs.spark.trial", str(part)]
+        subprocess.run(trial, check=False, capture_output=True, timeout=_TRIAL_SECONDS)
+        part.touch()
+        part.replace(target)
 
 
 def coordinates() -> list[str]:

@@ -25,6 +25,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.errors import CDCError, ConfigError, Exit, StoppedError
+from cdc.runtime import class_archive
+from cdc.runtime import spark as files
 from cdc.runtime.java import OLDEST, system_java
 from cdc.runtime.spark import DELTA, NO_MEMORY, VALUES
 from lockstep.jobs.spark import source_worker
@@ -53,7 +55,7 @@ _SMALL: Final = {
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA: Final = f"-XX:+UseSerialGC {NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
 # One JIT compiler instead of two halves the CPU time of short sessions, but slows long ones.
-_QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
+QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
 _WORKER: Final = """\
 #!/bin/sh
 all=$PYTHONPATH
@@ -117,9 +119,12 @@ def session(
         # Otherwise Spark looks up this machine's name, and logs a warning about the result.
         os.environ.setdefault("SPARK_LOCAL_IP", _SMALL["spark.driver.host"])
         settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
-        settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if short else _JAVA
+        settings["spark.driver.extraJavaOptions"] = " ".join(
+            (QUICK_JAVA if short else _JAVA, *_shared_classes())
+        )
         if jars:
-            settings["spark.jars"] = ",".join(map(str, jars))
+            # Not by `spark.jars`, whose classes a JVM does not take from an archive.
+            settings["spark.driver.extraClassPath"] = ":".join(map(str, jars))
     builder = SparkSession.Builder().appName(name)
     for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
@@ -135,6 +140,11 @@ def session(
             raise SparkEndedError from error
         raise
     return started
+
+
+def _shared_classes() -> tuple[str, ...]:
+    archive = files.classes()
+    return () if archive is None else class_archive.using(archive)
 
 
 def _with_values(started: SparkSession) -> SparkSession:
@@ -210,8 +220,7 @@ def _expect_java() -> None:
 
 def with_jars(name: str, *, cores: int = 2) -> SparkSession:
     """Return the active session, or a small local one with Delta's jars, fetched if missing."""
-    from cdc.runtime import spark as files  # noqa: PLC0415 - of the extra `spark`
-    from cdc.runtime.progress import Terminal  # noqa: PLC0415 - as above
+    from cdc.runtime.progress import Terminal  # noqa: PLC0415 - of the extra `spark`
 
     return session(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
 

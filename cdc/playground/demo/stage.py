@@ -172,11 +172,12 @@ class DemoRun:
         return config
 
     def _start_servers(self, servers: LocalStack) -> Endpoints:
-        """Start the servers, and fetch the jars that followers need in addition to Spark."""
+        """Start the servers, and prepare what followers need in addition to Spark."""
         if not self._options.followers:
             return servers.up(_SERVERS)
         ends = servers.up((*_SERVERS, *_STORES))
         spark.jars(self._progress)
+        spark.make_classes(self._progress)
         return ends
 
     # -- while changes flow -----------------------------------------------------------------

@@ -21,9 +21,9 @@ from typing import ClassVar, Final
 
 from cdc.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
-from cdc.playground.servers.jvm import class_path, flags
+from cdc.playground.servers.jvm import JavaServer, class_path
 from cdc.playground.servers.ports import LOOPBACK
-from cdc.playground.servers.server import EmbeddedServer, probe
+from cdc.playground.servers.server import probe
 from cdc.runtime.java import find_java
 
 _SETTINGS: Final = {
@@ -71,13 +71,12 @@ _CLUSTER_ID: Final = "cluster.id"
 _API_VERSIONS: Final = struct.pack("!ihhih", 10, 18, 0, 1, -1)
 
 
-class Kafka(EmbeddedServer):
+class Kafka(JavaServer):
     """One broker per home; its second port is the controller's."""
 
     name: ClassVar[str] = "kafka"
     default_version: ClassVar[str] = "4.3.1"
     ports_needed: ClassVar[int] = 2
-    heap_mb: int = 256
 
     def url(self) -> str:
         return f"{LOOPBACK}:{self.port}"
@@ -91,21 +90,16 @@ class Kafka(EmbeddedServer):
     def command(self, state: ServerState) -> list[str]:
         settings = {k: v for k, v in state.settings.items() if k != _CLUSTER_ID}
         properties = _write_properties(self.data, state.ports, settings)
+        command = self.server_command("kafka.Kafka", str(properties))
         if not (self.data / "logs" / "meta.properties").exists():
             self._format(state.settings)
-        return [*self.java_command("kafka.Kafka"), str(properties)]
+        return command
 
     def is_ready(self, state: ServerState) -> bool:
         return bool(probe(state.ports[0], _API_VERSIONS))
 
-    def java_command(self, main_class: str) -> list[str]:
-        """Return the command line that runs a class of Kafka's jars."""
-        return [
-            str(find_java().program),
-            *flags(self.home, heap_mb=self.heap_mb),
-            *("-cp", class_path(self.cache.fetch("kafka"))),
-            main_class,
-        ]
+    def class_path(self) -> str:
+        return class_path(self.cache.fetch("kafka"))
 
     def _format(self, settings: Mapping[str, str]) -> None:
         """Create the folder of a new cluster.

@@ -16,9 +16,8 @@ from typing import ClassVar, Final
 
 from cdc.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
-from cdc.playground.servers.jvm import class_path, flags
+from cdc.playground.servers.jvm import JavaServer, class_path
 from cdc.playground.servers.ports import LOOPBACK
-from cdc.playground.servers.server import EmbeddedServer
 from cdc.runtime.java import find_java
 
 _PLUGINS: Final = (
@@ -43,7 +42,7 @@ _SETTINGS: Final = {
 _PROBE_SECONDS: Final = 3.0
 
 
-class OpenSearch(EmbeddedServer):
+class OpenSearch(JavaServer):
     """One node per home; its second port is the transport's, which is not used."""
 
     name: ClassVar[str] = "opensearch"
@@ -60,7 +59,6 @@ class OpenSearch(EmbeddedServer):
             (self.data / folder).mkdir(parents=True, exist_ok=True)
 
     def command(self, state: ServerState) -> list[str]:
-        java = find_java()
         settings = {
             **_SETTINGS,
             "path.home": str(self.data),
@@ -70,18 +68,18 @@ class OpenSearch(EmbeddedServer):
             "transport.port": str(state.ports[1]),
             **state.settings,
         }
-        return [
-            str(java.program),
-            *flags(self.home, heap_mb=256),
+        return self.server_command(
             "-XX:MaxDirectMemorySize=64m",
             f"-Djava.io.tmpdir={self.data / 'tmp'}",
             "-Dio.netty.allocator.type=unpooled",
             "-Dio.netty.noUnsafe=true",
-            *("-cp", f"{self._main_jar()}:{class_path(self.cache.fetch('opensearch'))}"),
             "OpenSearchNode",
-            ",".join(_PLUGINS if java.trimmed else (*_PLUGINS, _ANALYSIS_PLUGIN)),
+            ",".join(_PLUGINS if find_java().trimmed else (*_PLUGINS, _ANALYSIS_PLUGIN)),
             *(f"{name}={value}" for name, value in settings.items()),
-        ]
+        )
+
+    def class_path(self) -> str:
+        return f"{self._main_jar()}:{class_path(self.cache.fetch('opensearch'))}"
 
     def is_ready(self, state: ServerState) -> bool:
         connection = http.client.HTTPConnection(LOOPBACK, state.ports[0], timeout=_PROBE_SECONDS)
