@@ -167,8 +167,8 @@ def _passed(task: _Task, parts: Iterable[pa.Table]) -> int:
     view, new = task.view, 0
     with closing(task.sink) as sink:
         for rows in parts:
-            answer = results.answer_of(view, rows)
-            made = [results.change(view, task.at, key, row.data) for key, row in answer.items()]
+            found = results.encoded(view, results.typed(view, rows))
+            made = [results.change(view, task.at, key, row) for key, row in found]
             new += sink.write(Changes((view.version,), made))
     return new
 

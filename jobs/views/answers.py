@@ -1,4 +1,4 @@
-"""The rows of views at the last frontier that this process has computed, while they are few.
+"""The rows of views at the last frontier that this process has computed, while they fit.
 
 A cut is compared with them, so that the query is computed in one state only. They are those of one
 frontier: where the next cut begins at another, as after a failure, both states are computed.
@@ -6,53 +6,56 @@ frontier: where the next cut begins at another, as after a failure, both states 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.sinks.delta.frontier_rows import FrontierRow
 
-# Of a view: more rows are not kept.
-MOST_ROWS: Final = 20_000
-
-
-class Row(NamedTuple):
-    """A row of a view."""
-
-    anchor: tuple[Any, ...]
-    data: bytes  # JSON, as sinks get it
-
-
-Answer = dict[bytes, Row]  # by the key's JSON
+# Of a view, in Arrow: more are not kept.
+MOST_ROWS: Final = 1_000_000
+MOST_BYTES: Final = 64 << 20
+# Of all views of a follower.
+_EVERY_BYTES: Final = 256 << 20
+# Rows that are copied into one piece when they have become so many.
+_MOST_PIECES: Final = 50
 
 
 class _Kept(NamedTuple):
     at: tuple[int, int]
     definition: str
-    answer: Answer
+    rows: pa.Table
 
 
 class Answers:
-    """What a follower's views hold."""
+    """What a follower's views hold, with their columns' types in Delta."""
 
     def __init__(self) -> None:
         self._kept = dict[str, _Kept]()
         self._large = set[str]()
 
-    def before(self, view: ViewPlan, cut: MirrorCut) -> Answer | None:
+    def before(self, view: ViewPlan, cut: MirrorCut) -> pa.Table | None:
         """Return the view's rows before a cut; None if they are not known."""
         kept = self._kept.get(view.name)
         if kept is None or cut.before is None or kept.at != _place(cut.before):
             return None
-        return kept.answer if kept.definition == view.definition.fingerprint else None
+        return kept.rows if kept.definition == view.definition.fingerprint else None
 
-    def keep(self, view: ViewPlan, cut: MirrorCut, answer: Answer | None) -> None:
+    def keep(self, view: ViewPlan, cut: MirrorCut, rows: pa.Table | None) -> None:
         """Note the view's rows after a cut; None: they are not known."""
         self._kept.pop(view.name, None)
-        if answer is not None and len(answer) <= MOST_ROWS:
-            fingerprint = view.definition.fingerprint
-            self._kept[view.name] = _Kept(_place(cut.after), fingerprint, answer)
+        if rows is None:
+            return
+        others = sum(kept.rows.nbytes for kept in self._kept.values())
+        fits = rows.num_rows <= MOST_ROWS and rows.nbytes <= MOST_BYTES
+        if not fits or others + rows.nbytes > _EVERY_BYTES:
+            self.note_large(view)
+            return
+        joined = rows.combine_chunks() if len(rows.to_batches()) > _MOST_PIECES else rows
+        self._kept[view.name] = _Kept(_place(cut.after), view.definition.fingerprint, joined)
 
     def note_large(self, view: ViewPlan) -> None:
         """Note that a view has more rows than are kept."""

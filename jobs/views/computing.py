@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lockstep.jobs.spark.map_in_arrow import streamed
-from lockstep.jobs.views import code_frames
-from lockstep.jobs.views.answers import MOST_ROWS
+from lockstep.jobs.views import code_frames, comparing
+from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import reduction
-from lockstep.jobs.views.results import COUNT, answer_of, change
+from lockstep.jobs.views.results import COUNT, change, encoded, key_error, typed, wrong_key
 from lockstep.jobs.views.states import SMALL_ROWS
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Changes
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
-    from lockstep.jobs.views.answers import Answer, Answers, Row
+    from lockstep.jobs.views.answers import Answers
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.states import TableStates
     from lockstep.jobs.views.types import Type
@@ -41,8 +42,14 @@ MOST_LITERALS: Final = 500
 # Where more anchors are affected than this share of the largest table's rows, finding their rows
 # takes longer than computing all of them.
 _MOST_SHARE: Final = 0.2
+# Of more rows, all rows of a view are not computed only to know them.
+_MOST_READ: Final = 5_000_000
 # How many changes are passed to the sink at a time.
 _AT_ONCE: Final = 10_000
+# Rows of a view of unknown size that are fetched at once; more are fetched a partition at a time.
+_FEW_ROWS: Final = 20_000
+# Rows that are fetched may be wider than those that they are compared with.
+_WIDER: Final = 4
 # The stored bytes of the tables for each part of a view that is built, and those of a batch of it.
 _PART_BYTES: Final = 32 << 20
 _ARROW_BYTES: Final = 8 << 20
@@ -73,16 +80,28 @@ class _Affected(NamedTuple):
     """The rows of a view that a cut can change."""
 
     test: str  # a predicate for rows `v`; "" for all
-    anchors: Mapping[str, Collection[Any]] | None  # its values; None if they are not known here
-
-    def has(self, row: Row, view: ViewPlan) -> bool:
-        """Return whether it has a row, while the values are known."""
-        assert self.anchors is not None
-        values = zip(view.anchor, row.anchor, strict=True)
-        return all(value in self.anchors[name] for name, value in values if name in self.anchors)
+    anchors: Mapping[str, pa.Array] | None  # its values; None if they are not known here
 
 
 _EVERY: Final = _Affected("", {})
+
+
+class _Gathered:
+    """Rows that come in parts, while they fit."""
+
+    def __init__(self) -> None:
+        self._parts, self._rows, self._bytes = list[pa.Table](), 0, 0
+
+    def add(self, part: pa.Table) -> _Gathered | None:
+        """Add rows; return None if they no longer fit."""
+        self._parts.append(part)
+        self._rows, self._bytes = self._rows + part.num_rows, self._bytes + part.nbytes
+        return self if self._rows <= MOST_ROWS and self._bytes <= MOST_BYTES else None
+
+    @property
+    def rows(self) -> pa.Table | None:
+        """The rows; None without any part."""
+        return pa.concat_tables(self._parts) if self._parts else None
 
 
 class Computation:
@@ -177,7 +196,7 @@ class Computation:
             self._tables[name].register_rows(each)
             self._reduced.add(name)
         test = " AND ".join(self._one_of(*each) for each in found.anchors.items())
-        return _Affected(test, {name: {*each.to_pylist()} for name, each in found.anchors.items()})
+        return _Affected(test, found.anchors)
 
     def _one_of(self, name: str, values: pa.Array) -> str:
         """Return the predicate for rows whose anchor is one of these values."""
@@ -204,9 +223,12 @@ class Computation:
         if rows.num_rows > MOST_ANCHORS:
             return self._found_many(anchors)
         self._decide("keys", f"{rows.num_rows} by changes of {', '.join(changed)}")
-        values = {each: {*rows[each].to_pylist()} for each in self._view.anchor}
-        tests = (_among(each, self._view.columns[each], among) for each, among in values.items())
-        return _Affected(" AND ".join(tests), values) if rows.num_rows else None
+        values = {each: rows[each].unique() for each in self._view.anchor}
+        test = " AND ".join(
+            _among(each, self._view.columns[each], among.to_pylist())
+            for each, among in values.items()
+        )
+        return _Affected(test, values) if rows.num_rows else None
 
     def _found_many(self, anchors: DataFrame) -> _Affected:
         """Return the rows of more anchors than a query has literals; all if most are affected."""
@@ -240,16 +262,15 @@ class Computation:
             if built is None:
                 yield from self._passed(streamed(rows), truncated)
             else:
-                few = built.few
-                answer = None if few is None else answer_of(self._view, few)
-                self._answers.keep(self._view, self._cut, answer)
+                few = None if built.few is None else typed(self._view, built.few)
+                self._answers.keep(self._view, self._cut, few)
 
     def _few(self, rows: DataFrame) -> pa.Table | None:
         """Return a view's rows if these are few, and so are those of its tables."""
         if any(table.rows > SMALL_ROWS for table in self._tables.values()):
             return None
-        found = rows.limit(MOST_ROWS + 1).toArrow()
-        return found if found.num_rows <= MOST_ROWS else None
+        found = rows.limit(_FEW_ROWS + 1).toArrow()
+        return found if found.num_rows <= _FEW_ROWS else None
 
     @contextmanager
     def _divided(self) -> Iterator[None]:
@@ -274,53 +295,87 @@ class Computation:
 
     def _passed(self, parts: Iterable[pa.Table], truncated: int | None) -> Iterator[Changes]:
         """Yield rows, some at a time; note them if they are few."""
-        answer: Answer | None = {}
+        kept: _Gathered | None = _Gathered()
         for part in parts:
-            for start in range(0, part.num_rows, _AT_ONCE):
-                some = answer_of(self._view, part.slice(start, _AT_ONCE))
-                made = [
-                    change(self._view, self._applied, key, row.data) for key, row in some.items()
-                ]
-                yield Changes((self._view.version,), made, truncated)
+            rows = self._checked(part)
+            for changes in self._changes(rows):
+                yield changes._replace(truncated=truncated)
                 truncated = None
-                if answer is not None:
-                    answer = answer | some if len(answer) + len(some) <= MOST_ROWS else None
+            kept = kept and kept.add(rows)
         if truncated is not None:
             yield Changes((self._view.version,), [], truncated)
-        self._answers.keep(self._view, self._cut, answer)
+        self._answers.keep(self._view, self._cut, kept and kept.rows)
 
-    def _differences(self, affected: _Affected, was: Answer | None) -> Iterator[Changes]:
+    def _changes(self, rows: pa.Table, *, are_missing: bool = False) -> Iterator[Changes]:
+        """Yield rows, or that they are missing, as changes of which some are made at a time."""
+        for start in range(0, rows.num_rows, _AT_ONCE):
+            made = [
+                change(self._view, self._applied, key, None if are_missing else row)
+                for key, row in encoded(self._view, rows.slice(start, _AT_ONCE))
+            ]
+            yield Changes((self._view.version,), made)
+
+    def _differences(self, affected: _Affected, was: pa.Table | None) -> Iterator[Changes]:
         """Yield how the affected rows differ from what they were."""
-        if was is None and affected == _EVERY and not self._answers.is_large(self._view):
-            was = self._answer(OLD, "")
+        if was is None and self._can_know(affected):
+            was = self._every(OLD)
         now = None
         if was is not None and affected.anchors is not None:
-            now = self._answer(NEW, affected.test)
+            now = self._now(affected.test, was)
         if was is None or now is None:
             self._answers.keep(self._view, self._cut, None)
             yield from self._compared(affected.test)
             return
-        missing = {
-            key for key, row in was.items() if key not in now and affected.has(row, self._view)
-        }
-        made = [change(self._view, self._applied, key, None) for key in missing]
-        for key, row in now.items():
-            if key not in was or was[key].data != row.data:
-                made.append(change(self._view, self._applied, key, row.data))
-        kept = {key: row for key, row in was.items() if key not in missing}
-        self._answers.keep(self._view, self._cut, kept | now)
-        for start in range(0, len(made), _AT_ONCE):
-            yield Changes((self._view.version,), made[start : start + _AT_ONCE])
+        assert affected.anchors is not None, "these rows are found by them"
+        found = comparing.among(was, affected.anchors)
+        differ = comparing.differences(was.filter(found), now, self._view.key)
+        kept = was if not differ.missing.num_rows and not differ.now.num_rows else None
+        if kept is None:
+            kept = pa.concat_tables([was.filter(pc.invert(found)), now])
+        self._answers.keep(self._view, self._cut, kept)
+        yield from self._changes(differ.missing, are_missing=True)
+        yield from self._changes(differ.now)
 
-    def _answer(self, state: str, test: str) -> Answer | None:
-        """Return the view's rows in a state that pass a test; None if they are many."""
+    def _can_know(self, affected: _Affected) -> bool:
+        """Return whether all rows of the view before the cut are worth computing once."""
+        if self._reduced or self._answers.is_large(self._view):
+            return False
+        rows = sum(table.rows for table in self._tables.values())
+        return affected is _EVERY or rows <= _MOST_READ
+
+    def _now(self, test: str, was: pa.Table) -> pa.Table | None:
+        """Return the view's rows after the cut that pass a test; None if they may be many."""
+        width = max(1, was.nbytes // max(1, was.num_rows))
+        most = min(MOST_ROWS, max(_FEW_ROWS, MOST_BYTES // width // _WIDER))
+        rows = self._spark.sql(f"{self._rows(NEW, test)} LIMIT {most + 1}").toArrow()
+        return self._checked(rows) if rows.num_rows <= most else None
+
+    def _every(self, state: str) -> pa.Table | None:
+        """Return all rows of the view in a state; None if they are many."""
+        query = self._rows(state, "")
+        few = self._spark.sql(f"{query} LIMIT {_FEW_ROWS + 1}").toArrow()
+        if few.num_rows <= _FEW_ROWS:
+            return self._checked(few)
+        gathered: _Gathered | None = _Gathered()
+        for part in streamed(self._spark.sql(query)):
+            gathered = gathered and gathered.add(self._checked(part))
+            if gathered is None:
+                self._answers.note_large(self._view)
+                return None
+        return gathered and gathered.rows
+
+    def _rows(self, state: str, test: str) -> str:
         names = ", ".join(map(quoted, self._view.columns))
-        query = f"SELECT 1 AS `#new`, {names} FROM {self._selected(state, test)}"  # noqa: S608 - quoted
-        rows = self._spark.sql(f"{query} LIMIT {MOST_ROWS + 1}").toArrow()
-        if rows.num_rows > MOST_ROWS:
-            self._answers.note_large(self._view)
-            return None
-        return answer_of(self._view, rows)
+        return f"SELECT 1 AS `{COUNT}`, {names} FROM {self._selected(state, test)}"  # noqa: S608 - quoted
+
+    def _checked(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the view's types; raise ConfigError for a key that is none."""
+        wrong, found = wrong_key(self._view, rows), typed(self._view, rows)
+        if not wrong and comparing.has_duplicates(found, self._view.key):
+            wrong = f"several rows with one {', '.join(self._view.key)}"
+        if wrong:
+            raise key_error(self._view, wrong)
+        return found
 
     def _compared(self, test: str) -> Iterator[Changes]:
         """Yield how rows in both states differ, which Spark compares."""
@@ -338,14 +393,13 @@ class Computation:
         rows = self._spark.sql(
             f"SELECT `#new`, {key}{others} FROM ({both}) WHERE `#new` > 1 OR NOT `#n` <=> `#o`"  # noqa: S608 - quoted
         ).toArrow()
-        for start in range(0, rows.num_rows, _AT_ONCE):
-            part = rows.slice(start, _AT_ONCE)
-            found = zip(part["#new"].to_pylist(), answer_of(self._view, part).items(), strict=True)
-            made = [
-                change(self._view, self._applied, key, row.data if number else None)
-                for number, (key, row) in found
-            ]
-            yield Changes((self._view.version,), made)
+        if wrong := wrong_key(self._view, rows):
+            raise key_error(self._view, wrong)
+        is_there = pc.greater(rows[COUNT], 0)
+        yield from self._changes(
+            typed(self._view, rows.filter(pc.invert(is_there))), are_missing=True
+        )
+        yield from self._changes(typed(self._view, rows.filter(is_there)))
 
     @property
     def _others(self) -> list[str]:

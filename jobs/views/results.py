@@ -15,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from lockstep.jobs.views.answers import Row
+from lockstep.jobs.views.comparing import one_array
 from lockstep.sinks.contract import Change
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import layout
 from lockstep.sinks.delta.columns import arrow_type
 
 if TYPE_CHECKING:
-    from lockstep.jobs.views.answers import Answer
+    from collections.abc import Iterator
+
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.sinks.contract import Applied
 
@@ -49,31 +50,19 @@ def key_error(view: ViewPlan, what: str) -> ConfigError:
 def typed(view: ViewPlan, rows: pa.Table) -> pa.Table:
     """Return the view's columns with the types of its table in Delta."""
     arrays = {
-        name: _one(rows[name]).cast(arrow_type(kind.delta)) for name, kind in view.columns.items()
+        name: one_array(rows[name]).cast(arrow_type(kind.delta))
+        for name, kind in view.columns.items()
     }
     return pa.table(arrays)
 
 
-def answer_of(view: ViewPlan, rows: pa.Table) -> Answer:
-    """Return rows by their keys; raise ConfigError for a key that is none."""
+def encoded(view: ViewPlan, rows: pa.Table) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the key and the complete row of each row of the view's types, as sinks get them."""
     exact = pa.nulls(rows.num_rows, pa.map_(pa.string(), pa.string()))
-    made = delta_json.rows(typed(view, rows).append_column(layout.EXACT, exact), view.version)
-    values = [rows[name].to_pylist() for name in view.anchor]
-    anchors = zip(*values, strict=True) if values else [()] * rows.num_rows
-    answer = {key: Row(anchor, row) for anchor, (key, row) in zip(anchors, made, strict=True)}
-    what = wrong_key(view, rows)
-    if not what and len(answer) < rows.num_rows:
-        what = f"several rows with one {', '.join(view.key)}"
-    if what:
-        raise key_error(view, what)
-    return answer
+    return delta_json.rows(rows.append_column(layout.EXACT, exact), view.version)
 
 
 def change(view: ViewPlan, at: Applied, key: bytes, row: bytes | None) -> Change:
     """Return the change of one key at a frontier; None: it has no row."""
     op = "d" if row is None else "c"
     return Change(key, at.seq, row, view.version.schema_id, at.lsn, at.committed_at_us, op=op)
-
-
-def _one(values: pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
