@@ -48,8 +48,6 @@ _MOST_READ: Final = 5_000_000
 _AT_ONCE: Final = 10_000
 # Rows of a view of unknown size that are fetched at once; more are fetched a partition at a time.
 _FEW_ROWS: Final = 20_000
-# Rows that are fetched may be wider than those that they are compared with.
-_WIDER: Final = 4
 # The stored bytes of the tables for each part of a view that is built, and those of a batch of it.
 _PART_BYTES: Final = 32 << 20
 _ARROW_BYTES: Final = 8 << 20
@@ -346,7 +344,7 @@ class Computation:
     def _now(self, test: str, was: pa.Table) -> pa.Table | None:
         """Return the view's rows after the cut that pass a test; None if they may be many."""
         width = max(1, was.nbytes // max(1, was.num_rows))
-        most = min(MOST_ROWS, max(_FEW_ROWS, MOST_BYTES // width // _WIDER))
+        most = min(MOST_ROWS, max(_FEW_ROWS, MOST_BYTES // width))
         rows = self._spark.sql(f"{self._rows(NEW, test)} LIMIT {most + 1}").toArrow()
         return self._checked(rows) if rows.num_rows <= most else None
 
