@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from lockstep.jobs.spark.map_in_arrow import streamed
 from lockstep.jobs.views import code_frames, comparing
 from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS
+from lockstep.jobs.views.firsts import first_rows
 from lockstep.jobs.views.plans import NEW, OLD
-from lockstep.jobs.views.reducing import reduction
+from lockstep.jobs.views.reducing import joined, reduction
 from lockstep.jobs.views.results import COUNT, change, encoded, key_error, typed, wrong_key
 from lockstep.jobs.views.states import SMALL_ROWS
 from lockstep.jobs.views.values import quoted, string
@@ -44,6 +45,7 @@ MOST_LITERALS: Final = 500
 _MOST_SHARE: Final = 0.2
 # Of more rows, all rows of a view are not computed only to know them.
 _MOST_READ: Final = 5_000_000
+_MOST_REDUCED: Final = 100_000  # where few rows of them are needed for the cut
 # How many changes are passed to the sink at a time.
 _AT_ONCE: Final = 10_000
 # Rows of a view of unknown size that are fetched at once; more are fetched a partition at a time.
@@ -136,6 +138,9 @@ class Computation:
         was = self._answers.before(self._view, self._cut)
         if not changed:
             self._answers.keep(self._view, self._cut, was)
+            return
+        if was is not None and (after := self._added(changed, was)) is not None:
+            yield from self._differing(was, *after)
             return
         try:
             affected = self._affected(changed)
@@ -316,6 +321,7 @@ class Computation:
     def _differences(self, affected: _Affected, was: pa.Table | None) -> Iterator[Changes]:
         """Yield how the affected rows differ from what they were."""
         if was is None and self._can_know(affected):
+            self._reduced.clear()
             was = self._every(OLD)
         now = None
         if was is not None and affected.anchors is not None:
@@ -325,21 +331,56 @@ class Computation:
             yield from self._compared(affected.test)
             return
         assert affected.anchors is not None, "these rows are found by them"
-        found = comparing.among(was, affected.anchors)
-        differ = comparing.differences(was.filter(found), now, self._view.key)
-        kept = was if not differ.missing.num_rows and not differ.now.num_rows else None
-        if kept is None:
-            kept = pa.concat_tables([was.filter(pc.invert(found)), now])
+        yield from self._differing(was, comparing.among(was, affected.anchors), now)
+
+    def _differing(
+        self, was: pa.Table, affected: pa.ChunkedArray, now: pa.Table
+    ) -> Iterator[Changes]:
+        """Yield how the affected ones of the rows before differ from those after."""
+        differ = comparing.differences(was.filter(affected), now, self._view.key)
+        kept = was
+        if differ.missing.num_rows or differ.now.num_rows:
+            kept = pa.concat_tables([was.filter(pc.invert(affected)), now])
         self._answers.keep(self._view, self._cut, kept)
         yield from self._changes(differ.missing, are_missing=True)
         yield from self._changes(differ.now)
 
+    def _added(
+        self, changed: Sequence[str], was: pa.Table
+    ) -> tuple[pa.ChunkedArray, pa.Table] | None:
+        """Return which rows are affected by rows that were added to a table, and what they are.
+
+        None if anything else has changed, or if the view's rows are not the first ones of a key.
+        """
+        first, name = self._view.firsts, changed[0]
+        rows = self._tables[name].changes
+        if first is None or len(changed) > 1 or rows is None:
+            return None
+        if rows.old.num_rows or rows.new.num_rows > SMALL_ROWS:
+            return None
+        others = joined(self._view, self._tables, name)
+        if others is None:
+            return None
+        for each, needed in {**others, name: rows._replace(old=rows.new)}.items():
+            self._tables[each].register_rows(needed)
+            self._reduced.add(each)
+        added = self._now("", was)
+        if added is not None:
+            affected = comparing.among(was, {first.by: added[first.by].unique()})
+            now = first_rows(pa.concat_tables([was.filter(affected), added]), first)
+            if now is not None:
+                found = ", ".join(f"{each.num_rows:,}" for each in (rows.new, added))
+                self._decide("keys", f"the first rows of each with those added to {name}: {found}")
+                return affected, self._unique(now)
+        self._reduced.clear()
+        return None
+
     def _can_know(self, affected: _Affected) -> bool:
         """Return whether all rows of the view before the cut are worth computing once."""
-        if self._reduced or self._answers.is_large(self._view):
+        if self._answers.is_large(self._view):
             return False
         rows = sum(table.rows for table in self._tables.values())
-        return affected is _EVERY or rows <= _MOST_READ
+        return affected is _EVERY or rows <= (_MOST_REDUCED if self._reduced else _MOST_READ)
 
     def _now(self, test: str, was: pa.Table) -> pa.Table | None:
         """Return the view's rows after the cut that pass a test; None if they may be many."""
@@ -368,12 +409,14 @@ class Computation:
 
     def _checked(self, rows: pa.Table) -> pa.Table:
         """Return rows with the view's types; raise ConfigError for a key that is none."""
-        wrong, found = wrong_key(self._view, rows), typed(self._view, rows)
-        if not wrong and comparing.has_duplicates(found, self._view.key):
-            wrong = f"several rows with one {', '.join(self._view.key)}"
-        if wrong:
+        if wrong := wrong_key(self._view, rows):
             raise key_error(self._view, wrong)
-        return found
+        return self._unique(typed(self._view, rows))
+
+    def _unique(self, rows: pa.Table) -> pa.Table:
+        if comparing.has_duplicates(rows, self._view.key):
+            raise key_error(self._view, f"several rows with one {', '.join(self._view.key)}")
+        return rows
 
     def _compared(self, test: str) -> Iterator[Changes]:
         """Yield how rows in both states differ, which Spark compares."""

@@ -15,6 +15,7 @@ from lockstep.jobs.views import types
 from lockstep.jobs.views.code import Task
 from lockstep.jobs.views.definitions import SCHEMA, Definition
 from lockstep.jobs.views.expressions import Expressions
+from lockstep.jobs.views.firsts import Firsts, firsts
 from lockstep.jobs.views.lineage import Lineage, NoLineageError, Probe, lineage
 from lockstep.jobs.views.parsing import (
     PUBLIC,
@@ -88,6 +89,7 @@ class ViewPlan(NamedTuple):
     is_masked: bool = False  # it may read masked values
     routes: tuple[Route, ...] = ()  # of all tables' occurrences; none if Python makes rows of it
     column_names: frozenset[str] = frozenset()  # of all tables' columns that it reads
+    firsts: Firsts | None = None  # if its rows are the first ones of each key
 
     @property
     def is_of_mirrors(self) -> bool:
@@ -108,6 +110,7 @@ class _Query(NamedTuple):
     is_masked: bool
     routes: tuple[Route, ...]
     column_names: frozenset[str]
+    firsts: Firsts | None
 
 
 def plan(
@@ -169,6 +172,7 @@ def _of_sql(
         is_masked=found.is_masked,
         routes=found.routes,
         column_names=found.column_names,
+        firsts=found.firsts,
     )
 
 
@@ -276,6 +280,7 @@ def _query(
         is_masked=not _masked(named, versions).isdisjoint(read),
         routes=() if made else tuple(dict.fromkeys(routes)),
         column_names=frozenset(read),
+        firsts=None if made else firsts(query, new.columns),
     )
 
 

@@ -53,6 +53,23 @@ def reduction(
     return Reduction(anchors, {name: each for name, each in rows.items() if each is not None})
 
 
+def joined(view: ViewPlan, tables: Mapping[str, TableStates], table: str) -> dict[str, Rows] | None:
+    """Return the rows of other tables to which the changed rows of one lead; None if many.
+
+    Not among them are tables to which no equal columns lead.
+    """
+    found: dict[str, Rows] = {}
+    reading, changes = _Reading(view, tables), tables[table].changes
+    for path in (path for each in view.routes if each.table == table for path in each.paths):
+        rows = changes
+        for hop in path.hops:
+            rows = rows and reading.among(hop.table, [(hop.other, rows.values(hop.column))])
+            if rows is None:
+                return None
+            found[hop.table] = rows
+    return found
+
+
 def _reached(view: ViewPlan, changed: Sequence[str]) -> set[str]:
     """Return the anchors to which each row of the changed tables leads."""
     routes = [each for each in view.routes if each.table in changed]
@@ -87,7 +104,7 @@ class _Reading:
     def _led(self, rows: Rows, path: Path) -> pa.Array | None:
         """Return the values of an anchor to which rows of the path's first table lead."""
         for hop in path.hops:
-            found = self._among(hop.table, [(hop.other, rows.values(hop.column))])
+            found = self.among(hop.table, [(hop.other, rows.values(hop.column))])
             if found is None:
                 return None
             rows = found
@@ -122,9 +139,10 @@ class _Reading:
 
     def _share(self, table: str, tests: Sequence[Test]) -> Rows | None:
         most = max(SMALL_ROWS, int(self._tables[table].rows * _MOST_SHARE))
-        return self._among(table, tests, most)
+        return self.among(table, tests, most)
 
-    def _among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> Rows | None:
+    def among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> Rows | None:
+        """Return the rows of a table that have values as tests name them; None if many."""
         states = self._tables[table]
         if states.rows > _MOST_SCANNED:
             return None
