@@ -12,17 +12,18 @@ from __future__ import annotations
 from base64 import b64encode, urlsafe_b64encode
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lockstep.sinks.delta.layout import EXACT
 from lockstep.sinks.delta.values import element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    import pyarrow as pa
+    from collections.abc import Callable, Iterator, Mapping
 
     from lockstep.sinks.contract import Column, Version
 
@@ -36,25 +37,36 @@ _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 def rows(table: pa.Table, version: Version) -> Iterator[tuple[bytes, bytes]]:
     """Yield each row's key and the complete row."""
-    forms = {each.name: _form(each, version.values) for each in version.columns}
-    named = [each.name for each in version.columns if each.name in table.column_names]
-    for row in table.select([*named, EXACT]).to_pylist():
-        odd = dict(row[EXACT] or ())
-        values = {
-            name: odd[name] if name in odd else _each(forms[name], row[name]) for name in named
-        }
-        yield _text((name, values[name]) for name in version.key), _text(values.items())
+    named = {each.name: _form(each, version.values) for each in version.columns}
+    forms = {name: form for name, form in named.items() if name in table.column_names}
+    columns = [_values(table[name], form) for name, form in forms.items()]
+    is_exact = table[EXACT].null_count == table.num_rows
+    odd = repeat(None) if is_exact else iter(table[EXACT].to_pylist())
+    for values, others in zip(zip(*columns, strict=True), odd, strict=False):
+        row = dict(zip(forms, values, strict=True))
+        if others:
+            row |= {name: text for name, text in others if name in row}
+        yield orjson.dumps({name: row[name] for name in version.key}), orjson.dumps(row)
+
+
+def _values(column: pa.ChunkedArray, form: Callable[[Any], Any]) -> list[Any]:
+    if form is _iso and pa.types.is_timestamp(column.type):
+        column, form = _iso_texts(column), _same
+    values: list[Any] = column.to_pylist()
+    return values if form is _same else [_each(form, value) for value in values]
+
+
+def _iso_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Do what `_iso` does, of a column."""
+    texts = pc.strftime(column, format="%Y-%m-%dT%H:%M:%S")
+    trimmed = pc.utf8_rtrim(pc.utf8_rtrim(texts, characters="0"), characters=".")
+    return pc.binary_join_element_wise(trimmed, "Z", "")
 
 
 def _each(form: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - any type's
     if isinstance(value, list):
         return [None if each is None else form(each) for each in value]
     return None if value is None else form(value)
-
-
-def _text(pairs: Iterable[tuple[str, Any]]) -> bytes:
-    """Return an object; a `Fragment` is inserted unchanged."""
-    return orjson.dumps(dict(pairs))
 
 
 def _form(column: Column, options: Mapping[str, object]) -> Callable[[Any], Any]:  # noqa: PLR0911 - a case a type
