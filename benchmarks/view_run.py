@@ -68,11 +68,13 @@ class ViewRun:
         tables: Mapping[str, str],
         views: Mapping[str, Mapping[str, Any]],
         store: Store | None = None,
+        mirror_every_seconds: float = 0.0,
     ) -> None:
         """`tables`: what CREATE TABLE has in parentheses. `views`: their sections.
 
         `store` is where the views are: in Delta by default.
         """
+        self._every = {"every_seconds": mirror_every_seconds}
         self._up, self.connection, self._tables, self.views = up, connection, tables, views
         self._folder = up.place.folder / RUN
         self._mirrors = self._in_delta(LAKE)
@@ -96,7 +98,7 @@ class ViewRun:
         config["views"] = {name: dict(view) for name, view in self.views.items()}
         of_views = {"mirror": LAKE, "views": list(self.views)}
         config["followers"] = {
-            LAKE: self._mirrors.section,
+            LAKE: {**self._mirrors.section, **self._every},
             FOLLOWER: {**self._answers.section, **of_views},
             **{name: {**self._in_delta(name).section, **of_views} for name in others},
         }
