@@ -87,6 +87,8 @@ class DocumentsFollowing:
                     run.polled()
                     run.stopping.wait(_POLL_SECONDS)
                     continue
+                if cut.before is None:  # its first build may take long
+                    run.to("catching_up")
                 began = time.monotonic()
                 try:
                     new = self._apply(cut, applied.generation)

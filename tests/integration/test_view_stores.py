@@ -7,14 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
 import yaml
 from pyspark.sql import SparkSession
 
-from cdc.errors import Exit
+from cdc.errors import CDCError, Exit
+from cdc.events import LSN
+from cdc.log.follower_reports import FollowerState
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
@@ -74,6 +76,18 @@ class Viewed(Followed):
 
     client: redis.Redis
     root: Path
+
+    def states_of(self, name: str, until: LSN) -> list[str]:
+        """Bring a follower to an LSN; return the states that it was in."""
+        run, states = self.run(name, until), list[str]()
+
+        def to(state: FollowerState | Literal["standby"], error: CDCError | None = None) -> None:
+            states.append(state)
+            enter(state, error)
+
+        enter, run.to = run.to, to  # type: ignore[method-assign]
+        assert run.run() == 0, run.error
+        return states
 
     def expect_equal(self) -> None:
         """Fail unless both stores have Postgres' answers."""
@@ -171,7 +185,10 @@ def test_order_totals_and_timelines_follow_the_database_into_delta_and_redis(
     made.start().wait_ready()
     for statements in ((), CHANGES):
         made.database.execute(*statements)
-        viewed.follow("lake", "answers", "cache")
+        until = viewed.lsn()
+        assert viewed.run("lake", until).run() == viewed.run("answers", until).run() == 0
+        states = viewed.states_of("cache", until)
+        assert ("catching_up" in states) == (not statements), states
         viewed.expect_equal()
     unclustered = {
         "order_totals": {"public.orders": ["customer_id"]},
