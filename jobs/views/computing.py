@@ -2,7 +2,7 @@
 
 What the affected rows depend on is read in this process where that is little
 (`jobs.views.reducing`); otherwise Spark reads the tables. What the view's rows were is known where
-they are few (`jobs.views.answers`); otherwise they are computed, too.
+they fit in memory (`jobs.views.answers`); otherwise they are computed, too.
 """
 
 from __future__ import annotations
@@ -320,18 +320,16 @@ class Computation:
 
     def _differences(self, affected: _Affected, was: pa.Table | None) -> Iterator[Changes]:
         """Yield how the affected rows differ from what they were."""
-        if was is None and self._can_know(affected):
+        anchors = affected.anchors
+        if was is None and anchors is not None and self._can_know(affected):
             self._reduced.clear()
             was = self._every(OLD)
-        now = None
-        if was is not None and affected.anchors is not None:
-            now = self._now(affected.test, was)
-        if was is None or now is None:
+        now = None if was is None or anchors is None else self._now(affected.test, was)
+        if was is None or anchors is None or now is None:
             self._answers.keep(self._view, self._cut, None)
             yield from self._compared(affected.test)
-            return
-        assert affected.anchors is not None, "these rows are found by them"
-        yield from self._differing(was, comparing.among(was, affected.anchors), now)
+        else:
+            yield from self._differing(was, comparing.among(was, anchors), now)
 
     def _differing(
         self, was: pa.Table, affected: pa.ChunkedArray, now: pa.Table
@@ -356,7 +354,7 @@ class Computation:
         rows = self._tables[name].changes
         if first is None or len(changed) > 1 or rows is None:
             return None
-        if rows.old.num_rows or rows.new.num_rows > SMALL_ROWS:
+        if rows.old.num_rows or not 0 < rows.new.num_rows <= SMALL_ROWS:
             return None
         others = joined(self._view, self._tables, name)
         if others is None:
