@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -56,7 +57,8 @@ def classes() -> Path | None:
     java = system_java()
     if java is None or sys.prefix == sys.base_prefix:
         return None
-    name = class_archive.file_name("spark", java, f"{folder_of('pyspark')}:{_SECTION}")
+    jars = ":".join((str(folder_of("pyspark")), version("pyspark"), *coordinates()))
+    name = class_archive.file_name(_SECTION, java, jars)
     return Path(sys.prefix) / "share" / "lockstep" / name
 
 
@@ -72,10 +74,14 @@ def make_classes(progress: Progress) -> None:
         progress.step(_SECTION, "its first start here: preparing faster ones")
         part = target.with_suffix(".part")
         part.unlink(missing_ok=True)
+        for outdated in target.parent.glob(f"{_SECTION}-*.jsa"):
+            outdated.unlink()
         trial = [sys.executable, "-m", "lockstep.jobs.spark.trial", str(part)]
-        subprocess.run(trial, check=False, capture_output=True, timeout=_TRIAL_SECONDS)
-        part.touch()
-        part.replace(target)
+        try:
+            subprocess.run(trial, check=True, capture_output=True, timeout=_TRIAL_SECONDS)
+            part.replace(target)
+        except (subprocess.SubprocessError, FileNotFoundError):
+            target.touch()
 
 
 def coordinates() -> list[str]:

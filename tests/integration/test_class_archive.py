@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from cdc.playground.servers.stack import LocalStack
 from cdc.runtime import class_archive
 from cdc.runtime import spark as files
 from cdc.runtime.java import Java, find_java
+from cdc.runtime.progress import Progress
 from tests.fixtures.spark import need_java
 
 if TYPE_CHECKING:
@@ -59,6 +61,20 @@ def test_a_jvm_that_finds_no_archive_of_its_own_starts_without(
     )
     assert started.stdout == ""
     assert "[cds]" not in started.stderr
+
+
+def test_an_archive_that_cannot_be_made_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, older = tmp_path / "share" / "spark-1.jsa", tmp_path / "share" / "spark-0.jsa"
+    older.parent.mkdir()
+    older.touch()
+    monkeypatch.setattr(files, "classes", lambda: archive)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    files.make_classes(Progress())
+    assert (archive.stat().st_size, older.exists()) == (0, False)
+    monkeypatch.setattr(sys, "executable", "/none")
+    files.make_classes(Progress())
 
 
 def test_each_java_and_class_path_has_its_own_archive(tmp_path: Path) -> None:

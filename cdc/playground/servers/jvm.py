@@ -9,10 +9,12 @@ The first start on a machine is preceded by one that makes the archive of the se
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from cdc.errors import LocalStackError
 from cdc.playground.servers.home import Home
 from cdc.playground.servers.server import EmbeddedServer
 from cdc.runtime import class_archive
@@ -70,7 +72,8 @@ class JavaServer(EmbeddedServer):
             trial = type(self)(Home(Path(folder)), self.cache, Progress())
             trial._made = target  # noqa: SLF001 - its own class
             trial.home.make()
-            trial.start()
+            with suppress(LocalStackError):
+                trial.start()
             trial.state.process.signal(trial.stop_signal)
             if not trial.state.process.wait(trial.stop_seconds):
                 trial.kill()
