@@ -26,11 +26,13 @@ from lockstep.jobs.views.plans import plan
 from lockstep.sinks.contract import Applied, Changes
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
+from lockstep.sinks.opensearch.sink import OpenSearchSink
 from lockstep.sinks.redis.sink import RedisSink
 from tests.fixtures.commands import CommandSession
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
 from tests.fixtures.servers import Database
+from tests.fixtures.store_opensearch import OpenSearchStore
 from tests.fixtures.store_redis import RedisStore
 from tests.fixtures.view_list import VIEWS
 from tests.fixtures.viewed import Shop, Workload
@@ -223,6 +225,37 @@ def test_tasks_write_to_redis_and_replace_what_is_there(
         shop.cut()
         shop.follow(spark, lambda: RedisSink(settings))
         assert shop.differences("v", stored()) == ""
+
+
+def test_tasks_write_to_opensearch_and_replace_what_is_there(
+    database: Database,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    opensearch_store: OpenSearchStore,
+) -> None:
+    monkeypatch.setattr(computing, "SMALL_ROWS", -1)
+    shop, passed = Shop(database, tmp_path / "lake", {"v": ORDERS}), Counter[str]()
+    database.execute("INSERT INTO orders (id, state) SELECT n, 'x' FROM generate_series(1, 6000) n")
+
+    def sink() -> OpenSearchSink:
+        made = opensearch_store.sink()
+        write = made.write
+
+        def counting(changes: Changes) -> int:
+            passed[changes.version.name] += len(changes.changes)
+            return write(changes)
+
+        monkeypatch.setattr(made, "write", counting)
+        return made
+
+    for sql in (ORDERS.sql, f"{ORDERS.sql} WHERE id % 3 > 0"):
+        shop.config = msgspec.structs.replace(shop.config, views={"v": View(sql=sql, key=("id",))})
+        shop.cut()
+        shop.follow(spark, sink)
+        stored = opensearch_store.rows_by("id", "views.v")
+        assert shop.differences("v", [_own(row) for row in stored.values()]) == ""
+    assert passed["views.v"] == 0
 
 
 @pytest.mark.long("three jobs with Spark, of which two are killed")
