@@ -81,10 +81,14 @@ class JavaServer(EmbeddedServer):
         target.touch()
 
 
+def log_configuration(home: Home) -> Path:
+    """Write the configuration of logs; return its file."""
+    written = home.run / "log4j2.xml"
+    written.write_text(_LOG4J, encoding="utf-8")
+    return written
+
+
 def _flags(home: Home, *, heap_mb: int) -> list[str]:
-    """Return the flags, and write the configuration of logs that they name."""
-    logs = home.run / "log4j2.xml"
-    logs.write_text(_LOG4J, encoding="utf-8")
     return [
         "-Xms64m",
         f"-Xmx{heap_mb}m",
@@ -94,7 +98,7 @@ def _flags(home: Home, *, heap_mb: int) -> list[str]:
         "-XX:-UsePerfData",
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
-        f"-Dlog4j2.configurationFile={logs}",
+        f"-Dlog4j2.configurationFile={log_configuration(home)}",
     ]
 
 
