@@ -23,7 +23,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.progress import say
 from benchmarks.subject import RunContext
 from benchmarks.topics import Topics
-from cdc.playground.servers.jvm import class_path, log_configuration
+from cdc.playground.servers.jvm import log_configuration
 from cdc.playground.servers.kafka import Kafka
 from cdc.playground.servers.stack import LocalStack
 from cdc.runtime.artifacts import ArtifactCache, default_cache
@@ -86,9 +86,8 @@ class StockBroker(Kafka):
     def java_command(self, *arguments: str) -> list[str]:
         # The stack's flags also configure logging, which is needed here too.
         logging = f"-Dlog4j2.configurationFile={log_configuration(self.home)}"
-        path = class_path(self.cache.fetch("kafka"))
         program = str(find_java().program)
-        return [program, *_BROKER_HEAP, *_BROKER_JVM, logging, "-cp", path, *arguments]
+        return [program, *_BROKER_HEAP, *_BROKER_JVM, logging, "-cp", self.class_path(), *arguments]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from cdc.errors import LocalStackError
 from cdc.runtime import class_archive
 from cdc.runtime.artifacts import ArtifactCache, default_cache, lock_sections
-from cdc.runtime.file_lock import file_lock
 from cdc.runtime.java import system_java
 
 if TYPE_CHECKING:
@@ -64,24 +63,22 @@ def classes() -> Path | None:
 
 def make_classes(progress: Progress) -> None:
     """Make that archive, unless there is one; the file is empty where that fails."""
-    target = classes()
-    if target is None or target.exists():
+    archive = classes()
+    if archive is None:
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(target.with_suffix(".lock"), _TRIAL_SECONDS):
-        if target.exists():
-            return
+
+    def make(target: Path) -> None:
         progress.step(_SECTION, "its first start here: preparing faster ones")
-        part = target.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        for outdated in target.parent.glob(f"{_SECTION}-*.jsa"):
+        for outdated in archive.parent.glob(f"{_SECTION}-*.jsa"):
             outdated.unlink()
-        trial = [sys.executable, "-m", "lockstep.jobs.spark.trial", str(part)]
+        trial = [sys.executable, "-m", "lockstep.jobs.spark.trial", str(target)]
         try:
             subprocess.run(trial, check=True, capture_output=True, timeout=_TRIAL_SECONDS)
-            part.replace(target)
         except (subprocess.SubprocessError, FileNotFoundError):
-            target.touch()
+            target.unlink(missing_ok=True)
+        target.touch()
+
+    ArtifactCache(archive.parent, progress).derive(archive.name, make)
 
 
 def coordinates() -> list[str]:

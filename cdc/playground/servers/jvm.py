@@ -8,7 +8,6 @@ The first start on a machine is preceded by one that makes the archive of the se
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,9 +43,9 @@ class JavaServer(EmbeddedServer):
     heap_mb: int = 256
     _made: Path | None = None  # the archive that this server writes when it stops
 
-    @abstractmethod
     def class_path(self) -> str:
         """Return its jars, of which this machine has one archive."""
+        return class_path(self.cache.fetch(self.name))
 
     def server_command(self, *arguments: str) -> list[str]:
         """Return the command line of the server itself: flags, if any, its main class and more."""

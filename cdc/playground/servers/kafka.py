@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 
 from cdc.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
-from cdc.playground.servers.jvm import JavaServer, class_path
+from cdc.playground.servers.jvm import JavaServer
 from cdc.playground.servers.ports import LOOPBACK
 from cdc.playground.servers.server import probe
 from cdc.runtime.java import find_java
@@ -97,9 +97,6 @@ class Kafka(JavaServer):
 
     def is_ready(self, state: ServerState) -> bool:
         return bool(probe(state.ports[0], _API_VERSIONS))
-
-    def class_path(self) -> str:
-        return class_path(self.cache.fetch("kafka"))
 
     def _format(self, settings: Mapping[str, str]) -> None:
         """Create the folder of a new cluster.

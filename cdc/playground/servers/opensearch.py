@@ -79,7 +79,7 @@ class OpenSearch(JavaServer):
         )
 
     def class_path(self) -> str:
-        return f"{self._main_jar()}:{class_path(self.cache.fetch('opensearch'))}"
+        return f"{self._main_jar()}:{super().class_path()}"
 
     def is_ready(self, state: ServerState) -> bool:
         connection = http.client.HTTPConnection(LOOPBACK, state.ports[0], timeout=_PROBE_SECONDS)
