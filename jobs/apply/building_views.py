@@ -20,7 +20,7 @@ import pyarrow as pa
 from cdc import failpoints
 from lockstep.jobs.spark.map_in_arrow import in_arrow, packed, unpacked
 from lockstep.jobs.views import results
-from lockstep.jobs.views.answers import MOST_ROWS
+from lockstep.jobs.views.answers import MOST_ROWS, Gathered
 from lockstep.jobs.views.computing import Built
 from lockstep.sinks.contract import Changes, WrittenByTasks
 from lockstep.sinks.delta import buckets
@@ -109,31 +109,9 @@ class _WrongKeyError(Exception):
     """Rows with a key that is none: to be reported, since another attempt would find them again."""
 
 
-class _Few:
-    """A task's rows, while they are few."""
-
-    def __init__(self) -> None:
-        self._parts = list[pa.Table]()
-        self._is_over = False
-
-    def add(self, rows: pa.Table) -> None:
-        """Add rows."""
-        self._parts.append(rows)
-        many = sum(part.num_rows for part in self._parts)
-        if many > MOST_ROWS or sum(part.nbytes for part in self._parts) > _FEW_BYTES:
-            self._parts, self._is_over = [], True
-
-    @property
-    def data(self) -> bytes | None:
-        """The rows; "" if they are many, None if there are none."""
-        if self._is_over:
-            return b""
-        return packed(pa.concat_tables(self._parts)) if self._parts else None
-
-
 def _written(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of a task's keys."""
-    few, new, actions, wrong = _Few(), 0, list[bytes](), None
+    few, new, actions, wrong = Gathered(_FEW_BYTES), 0, list[bytes](), None
     parts = _checked(task, batches, few)
     try:
         if task.target is not None:
@@ -146,11 +124,13 @@ def _written(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     except _WrongKeyError as error:
         wrong = str(error)
     rows: list[dict[str, Any]] = [{"action": each} for each in actions]
-    rows.append({"new": new, "few": few.data, "wrong": wrong})
+    found = few.rows
+    data = b"" if few.is_over else None if found is None else packed(found)
+    rows.append({"new": new, "few": data, "wrong": wrong})
     yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
 
-def _checked(task: _Task, batches: Iterator[pa.RecordBatch], few: _Few) -> Iterator[pa.Table]:
+def _checked(task: _Task, batches: Iterator[pa.RecordBatch], few: Gathered) -> Iterator[pa.Table]:
     for batch in batches:
         rows = pa.Table.from_batches([batch]).rename_columns(list(task.columns))
         if not rows.num_rows:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
 
+if TYPE_CHECKING:
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.sinks.delta.frontier_rows import FrontierRow
@@ -28,6 +28,28 @@ class _Kept(NamedTuple):
     at: tuple[int, int]
     definition: str
     rows: pa.Table
+
+
+class Gathered:
+    """Rows that come in parts, while they fit."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes, self._parts = most_bytes, list[pa.Table]()
+        self._rows = self._bytes = 0
+        self.is_over = False
+
+    def add(self, part: pa.Table) -> None:
+        """Add rows."""
+        self._rows, self._bytes = self._rows + part.num_rows, self._bytes + part.nbytes
+        self.is_over = not _fit(self._rows, self._bytes, self._most_bytes)
+        self._parts.append(part)
+        if self.is_over:
+            self._parts.clear()
+
+    @property
+    def rows(self) -> pa.Table | None:
+        """The rows; None if they are many, or without any part."""
+        return pa.concat_tables(self._parts) if self._parts else None
 
 
 class Answers:
@@ -50,11 +72,10 @@ class Answers:
         if rows is None:
             return
         others = sum(kept.rows.nbytes for kept in self._kept.values())
-        fits = rows.num_rows <= MOST_ROWS and rows.nbytes <= MOST_BYTES
-        if not fits or others + rows.nbytes > _EVERY_BYTES:
+        if not _fit(rows.num_rows, rows.nbytes) or others + rows.nbytes > _EVERY_BYTES:
             self.note_large(view)
             return
-        joined = rows.combine_chunks() if len(rows.to_batches()) > _MOST_PIECES else rows
+        joined = rows.combine_chunks() if rows.column(0).num_chunks > _MOST_PIECES else rows
         self._kept[view.name] = _Kept(_place(cut.after), view.definition.fingerprint, joined)
 
     def note_large(self, view: ViewPlan) -> None:
@@ -64,6 +85,10 @@ class Answers:
     def is_large(self, view: ViewPlan) -> bool:
         """Return whether a view had more rows than are kept."""
         return view.name in self._large
+
+
+def _fit(rows: int, size: int, most_bytes: int = MOST_BYTES) -> bool:
+    return rows <= MOST_ROWS and size <= most_bytes
 
 
 def _place(row: FrontierRow) -> tuple[int, int]:

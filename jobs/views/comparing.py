@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lockstep.sinks.delta.columns import one_chunk
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -29,7 +31,7 @@ def differences(was: pa.Table, now: pa.Table, key: Sequence[str]) -> Differences
     pairs = _numbered(was, key, "#was").join(
         _numbered(now, key, "#now"), keys=[*key], join_type="full outer"
     )
-    old, new = one_array(pairs["#was"]), one_array(pairs["#now"])
+    old, new = one_chunk(pairs["#was"]), one_chunk(pairs["#now"])
     missing = old.filter(pc.is_null(new))
     both = pc.and_(pc.is_valid(old), pc.is_valid(new))
     added = new.filter(pc.is_null(old))
@@ -53,18 +55,13 @@ def among(rows: pa.Table, wanted: Mapping[str, pa.Array]) -> pa.ChunkedArray:
 
 def _comparable(column: pa.ChunkedArray) -> pa.Array:
     """Return an array of a type that Arrow compares, equal where the values are the same."""
-    values = one_array(column)
+    values = one_chunk(column)
     if pa.types.is_floating(values.type):
         is_double = values.type == pa.float64()
         return values.view(pa.int64() if is_double else pa.int32())
     if pa.types.is_nested(values.type):
         return pa.array([None if v is None else repr(v) for v in values.to_pylist()], pa.string())
     return values
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column's values in one piece."""
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 def _numbered(rows: pa.Table, key: Sequence[str], name: str) -> pa.Table:

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from lockstep.jobs.spark.map_in_arrow import streamed
 from lockstep.jobs.views import code_frames, comparing
-from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS
+from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS, Gathered
 from lockstep.jobs.views.firsts import first_rows
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import joined, reduction
-from lockstep.jobs.views.results import COUNT, change, encoded, key_error, typed, wrong_key
+from lockstep.jobs.views.results import COUNT, change, checked, encoded, key_error, typed, wrong_key
 from lockstep.jobs.views.states import SMALL_ROWS
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Changes
@@ -84,24 +84,6 @@ class _Affected(NamedTuple):
 
 
 _EVERY: Final = _Affected("", {})
-
-
-class _Gathered:
-    """Rows that come in parts, while they fit."""
-
-    def __init__(self) -> None:
-        self._parts, self._rows, self._bytes = list[pa.Table](), 0, 0
-
-    def add(self, part: pa.Table) -> _Gathered | None:
-        """Add rows; return None if they no longer fit."""
-        self._parts.append(part)
-        self._rows, self._bytes = self._rows + part.num_rows, self._bytes + part.nbytes
-        return self if self._rows <= MOST_ROWS and self._bytes <= MOST_BYTES else None
-
-    @property
-    def rows(self) -> pa.Table | None:
-        """The rows; None without any part."""
-        return pa.concat_tables(self._parts) if self._parts else None
 
 
 class Computation:
@@ -298,19 +280,21 @@ class Computation:
 
     def _passed(self, parts: Iterable[pa.Table], truncated: int | None) -> Iterator[Changes]:
         """Yield rows, some at a time; note them if they are few."""
-        kept: _Gathered | None = _Gathered()
+        kept = Gathered()
         for part in parts:
-            rows = self._checked(part)
+            rows = self._grouped(part)
             for changes in self._changes(rows):
                 yield changes._replace(truncated=truncated)
                 truncated = None
-            kept = kept and kept.add(rows)
+            kept.add(rows)
         if truncated is not None:
             yield Changes((self._view.version,), [], truncated)
-        self._answers.keep(self._view, self._cut, kept and kept.rows)
+        self._answers.keep(self._view, self._cut, kept.rows)
 
     def _changes(self, rows: pa.Table, *, are_missing: bool = False) -> Iterator[Changes]:
         """Yield rows, or that they are missing, as changes of which some are made at a time."""
+        if are_missing:
+            rows = rows.select([*self._view.key])
         for start in range(0, rows.num_rows, _AT_ONCE):
             made = [
                 change(self._view, self._applied, key, None if are_missing else row)
@@ -323,12 +307,13 @@ class Computation:
         anchors = affected.anchors
         if was is None and anchors is not None and self._can_know(affected):
             self._reduced.clear()
-            was = self._every(OLD)
+            was = self._before()
         now = None if was is None or anchors is None else self._now(affected.test, was)
         if was is None or anchors is None or now is None:
             self._answers.keep(self._view, self._cut, None)
             yield from self._compared(affected.test)
         else:
+            now = checked(self._view, now)
             yield from self._differing(was, comparing.among(was, anchors), now)
 
     def _differing(
@@ -369,7 +354,7 @@ class Computation:
             if now is not None:
                 found = ", ".join(f"{each.num_rows:,}" for each in (rows.new, added))
                 self._decide("keys", f"the first rows of each with those added to {name}: {found}")
-                return affected, self._unique(now)
+                return affected, checked(self._view, now)
         self._reduced.clear()
         return None
 
@@ -385,36 +370,31 @@ class Computation:
         width = max(1, was.nbytes // max(1, was.num_rows))
         most = min(MOST_ROWS, max(_FEW_ROWS, MOST_BYTES // width))
         rows = self._spark.sql(f"{self._rows(NEW, test)} LIMIT {most + 1}").toArrow()
-        return self._checked(rows) if rows.num_rows <= most else None
+        return typed(self._view, rows) if rows.num_rows <= most else None
 
-    def _every(self, state: str) -> pa.Table | None:
-        """Return all rows of the view in a state; None if they are many."""
-        query = self._rows(state, "")
+    def _before(self) -> pa.Table | None:
+        """Return all rows of the view before the cut; None if they are many."""
+        query = self._rows(OLD, "")
         few = self._spark.sql(f"{query} LIMIT {_FEW_ROWS + 1}").toArrow()
         if few.num_rows <= _FEW_ROWS:
-            return self._checked(few)
-        gathered: _Gathered | None = _Gathered()
+            return checked(self._view, typed(self._view, few))
+        found = Gathered()
         for part in streamed(self._spark.sql(query)):
-            gathered = gathered and gathered.add(self._checked(part))
-            if gathered is None:
+            found.add(checked(self._view, typed(self._view, part)))
+            if found.is_over:
                 self._answers.note_large(self._view)
-                return None
-        return gathered and gathered.rows
+                break
+        return found.rows
 
     def _rows(self, state: str, test: str) -> str:
         names = ", ".join(map(quoted, self._view.columns))
-        return f"SELECT 1 AS `{COUNT}`, {names} FROM {self._selected(state, test)}"  # noqa: S608 - quoted
+        return f"SELECT {names} FROM {self._selected(state, test)}"  # noqa: S608 - quoted
 
-    def _checked(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the view's types; raise ConfigError for a key that is none."""
+    def _grouped(self, rows: pa.Table) -> pa.Table:
+        """Return rows, grouped by their keys, with the view's types; or raise as `checked` does."""
         if wrong := wrong_key(self._view, rows):
             raise key_error(self._view, wrong)
-        return self._unique(typed(self._view, rows))
-
-    def _unique(self, rows: pa.Table) -> pa.Table:
-        if comparing.has_duplicates(rows, self._view.key):
-            raise key_error(self._view, f"several rows with one {', '.join(self._view.key)}")
-        return rows
+        return typed(self._view, rows)
 
     def _compared(self, test: str) -> Iterator[Changes]:
         """Yield how rows in both states differ, which Spark compares."""
@@ -432,13 +412,9 @@ class Computation:
         rows = self._spark.sql(
             f"SELECT `#new`, {key}{others} FROM ({both}) WHERE `#new` > 1 OR NOT `#n` <=> `#o`"  # noqa: S608 - quoted
         ).toArrow()
-        if wrong := wrong_key(self._view, rows):
-            raise key_error(self._view, wrong)
-        is_there = pc.greater(rows[COUNT], 0)
-        yield from self._changes(
-            typed(self._view, rows.filter(pc.invert(is_there))), are_missing=True
-        )
-        yield from self._changes(typed(self._view, rows.filter(is_there)))
+        is_there, found = pc.greater(rows[COUNT], 0), self._grouped(rows)
+        yield from self._changes(found.filter(pc.invert(is_there)), are_missing=True)
+        yield from self._changes(found.filter(is_there))
 
     @property
     def _others(self) -> list[str]:

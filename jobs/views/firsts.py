@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from lockstep.jobs.views.comparing import one_array
 from lockstep.jobs.views.types import COMPARED, FLOATS, INEXACT, INTEGERS, TIMES
+from lockstep.sinks.delta.columns import one_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def first_rows(rows: pa.Table, of: Firsts) -> pa.Table | None:
         sorted_by.append((nulls, "descending" if each.nulls_first else "ascending"))
         sorted_by.append((values, "descending" if each.descends else "ascending"))
     ordered = rows.take(pc.sort_indices(pa.table(columns), sort_keys=sorted_by))
-    keys, places = one_array(ordered[of.by]), pa.arange(0, rows.num_rows)
+    keys, places = one_chunk(ordered[of.by]), pa.arange(0, rows.num_rows)
     if not rows.num_rows:
         return ordered
     starts = pa.concat_arrays([pa.array([True]), pc.not_equal(keys[1:], keys[:-1])])

@@ -61,12 +61,10 @@ def joined(view: ViewPlan, tables: Mapping[str, TableStates], table: str) -> dic
     found: dict[str, Rows] = {}
     reading, changes = _Reading(view, tables), tables[table].changes
     for path in (path for each in view.routes if each.table == table for path in each.paths):
-        rows = changes
-        for hop in path.hops:
-            rows = rows and reading.among(hop.table, [(hop.other, rows.values(hop.column))])
-            if rows is None:
-                return None
-            found[hop.table] = rows
+        reached = changes and reading.along(changes, path)
+        if reached is None:
+            return None
+        found |= {hop.table: rows for hop, rows in zip(path.hops, reached[1:], strict=True)}
     return found
 
 
@@ -103,12 +101,18 @@ class _Reading:
 
     def _led(self, rows: Rows, path: Path) -> pa.Array | None:
         """Return the values of an anchor to which rows of the path's first table lead."""
+        reached = self.along(rows, path)
+        return reached and reached[-1].values(path.end, nulls=True)
+
+    def along(self, rows: Rows, path: Path) -> list[Rows] | None:
+        """Return the rows that a path starts with, and those of each hop; None if many."""
+        reached = [rows]
         for hop in path.hops:
-            found = self.among(hop.table, [(hop.other, rows.values(hop.column))])
+            found = self._among(hop.table, [(hop.other, reached[-1].values(hop.column))])
             if found is None:
                 return None
-            rows = found
-        return rows.values(path.end, nulls=True)
+            reached.append(found)
+        return reached
 
     def rows_of(self, table: str, anchors: Mapping[str, pa.Array]) -> Rows | None:
         """Return the rows of a table that lead to these anchors; None if they are many."""
@@ -139,10 +143,9 @@ class _Reading:
 
     def _share(self, table: str, tests: Sequence[Test]) -> Rows | None:
         most = max(SMALL_ROWS, int(self._tables[table].rows * _MOST_SHARE))
-        return self.among(table, tests, most)
+        return self._among(table, tests, most)
 
-    def among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> Rows | None:
-        """Return the rows of a table that have values as tests name them; None if many."""
+    def _among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> Rows | None:
         states = self._tables[table]
         if states.rows > _MOST_SCANNED:
             return None

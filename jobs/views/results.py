@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from lockstep.jobs.views.comparing import one_array
+from lockstep.jobs.views.comparing import has_duplicates
 from lockstep.sinks.contract import Change
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import layout
-from lockstep.sinks.delta.columns import arrow_type
+from lockstep.sinks.delta.columns import arrow_type, one_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +32,19 @@ COUNT: Final = "#new"
 
 
 def wrong_key(view: ViewPlan, rows: pa.Table) -> str:
-    """Return what is wrong with the keys of rows; "" if nothing is."""
-    if pc.any(pc.greater(rows[COUNT], 1)).as_py():
+    """Return what is wrong with the keys of rows that are grouped by them; "" if nothing is."""
+    return _wrong(view, rows, repeated=bool(pc.any(pc.greater(rows[COUNT], 1)).as_py()))
+
+
+def checked(view: ViewPlan, rows: pa.Table) -> pa.Table:
+    """Return rows that are not grouped; raise ConfigError for a key that is none."""
+    if wrong := _wrong(view, rows, repeated=has_duplicates(rows, view.key)):
+        raise key_error(view, wrong)
+    return rows
+
+
+def _wrong(view: ViewPlan, rows: pa.Table, *, repeated: bool) -> str:
+    if repeated:
         return f"several rows with one {', '.join(view.key)}"
     without = next((each for each in view.key if rows[each].null_count), None)
     return f"rows without {without}" if without else ""
@@ -50,7 +61,7 @@ def key_error(view: ViewPlan, what: str) -> ConfigError:
 def typed(view: ViewPlan, rows: pa.Table) -> pa.Table:
     """Return the view's columns with the types of its table in Delta."""
     arrays = {
-        name: one_array(rows[name]).cast(arrow_type(kind.delta))
+        name: one_chunk(rows[name]).cast(arrow_type(kind.delta))
         for name, kind in view.columns.items()
     }
     return pa.table(arrays)

@@ -126,7 +126,7 @@ class ColumnReader:
             made = {}
             for name, way in fast.items():
                 try:
-                    made[name] = way.convert(_one_chunk(read[name]))
+                    made[name] = way.convert(one_chunk(read[name]))
                 except (pa.ArrowInvalid, ValueError):
                     self._exact.add(name)
             return made
@@ -276,7 +276,8 @@ def _one_by_one(
     return pa.array(values, arrow_type(kind)), pa.array(odd, pa.string())
 
 
-def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
+def one_chunk(values: pa.ChunkedArray) -> pa.Array:
+    """Return a column's values in one piece."""
     return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
 
 
