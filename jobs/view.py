@@ -9,17 +9,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import echo, print_json, with_config
 from cdc.errors import ConfigError, Exit, UnavailableError
 from cdc.events import LSN
+from cdc.log import follower_reports
 from lockstep.jobs.apply import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cdc.config import Config
+    from cdc.log.follower_reports import FollowerRecord
     from lockstep.jobs.views.planning import Step
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.sinks.contract import Applied, Version
@@ -107,15 +110,27 @@ def _plans(config: Config, names: Sequence[str]) -> list[ViewPlan]:
 @json_option
 def explain(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     """Show how a view is maintained; see `cdc view explain`."""
-    plans = _plans(config, names)
+    reports = follower_reports.read(config)
+    found = [
+        {**_explained(each), "last": _last(reports, each.name)} for each in _plans(config, names)
+    ]
     if as_json:
-        print_json([_explained(each) for each in plans])
+        print_json(found)
         return
-    for each in map(_explained, plans):
+    for each in found:
         echo(f"{each['view']}: key {', '.join(each['key'])}")
         for table, how in each["tables"].items():
             echo(f"  changes of {table}: {how}")
+        for follower, last in each["last"].items():
+            took = f"{last['how']} in {last['seconds']:.1f} s, {last['why']}"
+            echo(f"  last computed in {follower}, at {last['lsn']}: {took}")
         echo(f"  Spark runs: {each['sql']}")
+
+
+def _last(reports: Mapping[str, FollowerRecord], view: str) -> dict[str, dict[str, Any]]:
+    """Return how each follower's job computed a view the last time."""
+    found = {name: each.views.get(view) for name, each in reports.items()}
+    return {name: msgspec.structs.asdict(each) for name, each in found.items() if each is not None}
 
 
 def _explained(view: ViewPlan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,11 +34,12 @@ def view() -> None:
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
     """List the views, and the followers that hold them."""
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "view": name,
             "key": list(each.key),
             "refresh": each.refresh,
+            "freshness_seconds": each.freshness_seconds,
             "followers": _holders(config, name),
         }
         for name, each in config.views.items()
@@ -48,7 +49,9 @@ def list_(config: Config, *, as_json: bool) -> None:
         return
     for each in found:
         where = ", ".join(each["followers"]) or "no follower: name it in a follower's `views`"
-        echo(f"{each['view']}  key {', '.join(each['key'])}, refresh {each['refresh']}, in {where}")
+        fresh = each["freshness_seconds"]
+        rules = f"refresh {each['refresh']}" + (f", at most {fresh:g} s late" if fresh else "")
+        echo(f"{each['view']}  key {', '.join(each['key'])}, {rules}, in {where}")
     if not found:
         echo("no views are configured: see docs/VIEWS.md")
 

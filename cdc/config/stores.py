@@ -128,6 +128,31 @@ def _views(config: Config) -> Iterator[Complaint]:
             if view not in config.views:
                 at = ("followers", name, "views")
                 yield at, f"there is no view {view}; the views are {list(config.views)}"
+                continue
+            fresh, waits = config.views[view].freshness_seconds, longest_wait(config, name)
+            if fresh is not None and waits >= fresh:
+                of = " and ".join(filter(None, (name, follower.mirror)))
+                what = f"{fresh:g} s; expected more than every_seconds of {of}, {waits:g} s"
+                yield ("views", view, "freshness_seconds"), what
+
+
+def seconds_between_cuts(config: Config, name: str) -> float:
+    """Return the least time between two cuts of a follower."""
+    fresh = [limit for _, limit in freshness(config, name)]
+    return config.followers[name].every_seconds or min(fresh, default=0.0) / 2
+
+
+def longest_wait(config: Config, name: str) -> float:
+    """Return how long a change may wait by the settings of a follower and its mirror."""
+    mirror = config.followers.get(config.followers[name].mirror or "")
+    return seconds_between_cuts(config, name) + (mirror.every_seconds if mirror else 0.0)
+
+
+def freshness(config: Config, name: str) -> list[tuple[str, float]]:
+    """Return how late a follower's views may be, of those that say so."""
+    views = {each: config.views.get(each) for each in config.followers[name].views}
+    found = {each: view.freshness_seconds for each, view in views.items() if view is not None}
+    return [(each, limit) for each, limit in found.items() if limit is not None]
 
 
 def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:

@@ -8,7 +8,7 @@ that holds the view runs it. A file without such a function declares nothing.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -36,7 +36,8 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     key: tuple[str, ...]
     columns: dict[str, str]
     by: tuple[str, ...] = ()
-    refresh: str = "auto"
+    refresh: Literal["auto", "strict"] = "auto"
+    freshness_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 def read(file: Path) -> Declaration | None:
@@ -79,8 +80,6 @@ def _declared(node: ast.FunctionDef, decorator: ast.expr, source: str, where: st
         given = msgspec.convert(_literals(decorator, where), _Given)
     except msgspec.ValidationError as error:
         raise UnreadableError(f"{where}: {error}") from error
-    if given.refresh not in {"auto", "strict"}:
-        raise UnreadableError(f"{where}: refresh is auto or strict")
     if not given.key or not given.columns or not given.reads:
         raise UnreadableError(f"{where}: key, columns and reads are not empty")
     arguments = node.args
@@ -104,7 +103,8 @@ def _declared(node: ast.FunctionDef, decorator: ast.expr, source: str, where: st
     return PythonView(
         sql="",
         key=given.key,
-        refresh="strict" if given.refresh == "strict" else "auto",
+        refresh=given.refresh,
+        freshness_seconds=given.freshness_seconds,
         source=source,
         is_transform=is_transform,
         reads=reads,

@@ -35,6 +35,15 @@ class View(Section, frozen=True, kw_only=True):
             "(`cdc view explain` says which and why). `strict`: refused where they can't be."
         ),
     ] = "auto"
+    freshness_seconds: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="How late its rows may be. A follower makes cuts half the least one of its "
+            "views apart, unless its `every_seconds` says otherwise; `cdc status` names a view "
+            "that is later. Default: as soon as possible.",
+            examples=[30.0],
+        ),
+    ] = None
 
 
 class PythonView(View, frozen=True, kw_only=True):

@@ -41,6 +41,15 @@ TAKE_OVER_SECONDS: Final = 8.0
 _TIMEOUT_SECONDS: Final = 15.0
 
 
+class ViewWork(msgspec.Struct, frozen=True):
+    """How a view was computed in the last cut that changed a table of it."""
+
+    how: str  # `keys`, `full` or `build`
+    why: str
+    seconds: float
+    lsn: str  # of the cut
+
+
 class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A follower's report: its applied frontier, and what its job is doing."""
 
@@ -72,6 +81,7 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at_us: int | None = None
     moved_at_us: int | None = None
     failing_since_us: int | None = None
+    views: dict[str, ViewWork] = {}  # since this job began
     # If it waits, rebuilds or has halted: why, and what to do.
     what: str = ""
     hint: str = ""

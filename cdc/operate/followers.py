@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdc.config.stores import freshness, longest_wait
 from cdc.errors import Exit
 from cdc.log.follower_reports import REPORT_SECONDS, SILENT_SECONDS, FollowerRecord, Readings
 from cdc.log.frontier_tail import Unapplied, UnappliedReader
 from cdc.operate.findings import Cause, Level
 from cdc.operate.monitor import Monitor
-from cdc.operate.readable import duration
+from cdc.operate.readable import duration, listed
 from cdc.source.authority import CLOCK_US
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | No
     """Return that it has long lacked events of the log; worse where its frontier does not move."""
     lag, stalled, waits = each.lag_seconds or 0.0, each.stalled_seconds, _waits(config, each.name)
     if lag <= LATE_SECONDS + waits:
-        return None
+        return _not_fresh(config, each, lag)
     since = f"the log has held for {duration(lag)} what it lacks"
     if stalled <= LATE_SECONDS + waits:
         return f"{each.name} lags: {since}", "it advances: check that this falls", Exit.OK
@@ -237,6 +238,16 @@ def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | No
         hint = f"it reads its mirror: see {follower.mirror}; then its job's log"
     code = Exit.FAILED if stalled > STALLED_SECONDS + waits else Exit.OK
     return f"{each.name} has applied nothing for {duration(stalled)}, and {since}", hint, code
+
+
+def _not_fresh(config: Config, each: FollowerStatus, lag: float) -> tuple[str, str, int] | None:
+    """Return that views of it are later than they say that they may be."""
+    found = [] if each.is_archive else freshness(config, each.name)
+    late = [f"{view} ({limit:g} s)" for view, limit in found if lag > limit]
+    if not late:
+        return None
+    what = f"{each.name} is {duration(lag)} late, later than freshness_seconds of {listed(late)}"
+    return what, "see what its cuts take (`cdc view explain`), or allow a longer time", Exit.OK
 
 
 def _silence(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
@@ -254,9 +265,7 @@ def _waits(config: Config, name: str) -> float:
     """Return how long a follower may wait by its settings, including its mirror's."""
     if name == ARCHIVE:
         return 2 * config.archive.every_seconds
-    follower = config.followers[name]
-    mirror = config.followers.get(follower.mirror or "")
-    return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
+    return 2 * longest_wait(config, name)
 
 
 class FollowersMonitor(Monitor[FollowersReader]):

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
+from cdc.config.stores import seconds_between_cuts
 from cdc.errors import GapError, OvertakenError
 from cdc.events import LSN
 from cdc.log import names
@@ -78,7 +79,7 @@ class DocumentsFollowing:
             state = positions.open_in_log(run, self._sink)
             run.progress.reach("opened")
             applied = state.applied
-            every = self._config.followers[self._name].every_seconds
+            every = seconds_between_cuts(self._config, self._name)
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return

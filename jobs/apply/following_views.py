@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
+    from lockstep.jobs.apply.running import Run
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.jobs.views.definitions import Definition
     from lockstep.sinks.contract import Applied, Sink
@@ -51,6 +52,11 @@ class ViewsFollowing(DocumentsFollowing):
         """
         self._once, self._rebuilt = once, rebuilt
         super().__init__(config, name, sink, spark=spark, until=until)
+
+    def __call__(self, run: Run) -> None:
+        assert isinstance(self._mirror, ViewCuts), "it is made below"
+        run.progress.views = self._mirror.work
+        super().__call__(run)
 
     def _cuts(self) -> ViewCuts:
         return ViewCuts(self._config, self._name, self._session)

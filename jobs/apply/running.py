@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.log.follower_reports import FollowerState
+    from cdc.log.follower_reports import FollowerState, ViewWork
     from lockstep.sinks.contract import Sink
 
 Stage = Literal["started", "opened", "caught up"]
@@ -69,6 +69,7 @@ class FollowerProgress:
     def __init__(self) -> None:
         self.events = self.batches = self.errors = 0
         self.tables: set[str] = set()
+        self.views: dict[str, ViewWork] = {}
         # When (monotonic) the first session began, had opened the store, and had applied all that
         # was in the log then.
         self.reached: dict[Stage, float] = {}
@@ -323,6 +324,7 @@ class Run:
             began_at_us=progress.began_at_us,
             moved_at_us=progress.moved_at_us,
             failing_since_us=progress.failing_since_us,
+            views=progress.views,
             what=error.what if error else "",
             hint=error.hint if error else "",
             owner=self._owner,

@@ -133,13 +133,14 @@ def view(
     columns: Mapping[str, str],
     by: Sequence[str] = (),
     refresh: str = "auto",
+    freshness_seconds: float | None = None,
 ) -> Callable[[Callable[..., Rows]], Code]:
     """Declare a view whose rows the function makes of its tables' rows (docs/CODE.md).
 
     `reads` has a table, view or SELECT for each parameter. The rows that have one value of `by` are
     made of the rows with that value, in every table.
     """
-    del reads, by, refresh  # the configuration has them
+    del reads, by, refresh, freshness_seconds  # the configuration has them
     return lambda function: Code(function, key, columns)
 
 
@@ -150,12 +151,13 @@ def transform(
     columns: Mapping[str, str],
     by: Sequence[str] = (),
     refresh: str = "auto",
+    freshness_seconds: float | None = None,
 ) -> Callable[[Callable[..., Rows]], Code]:
     """Declare a view whose rows the function makes of each row of a table (docs/CODE.md).
 
     It is called with batches of them. `by` identifies a row that it reads: the table's key.
     """
-    del reads, by, refresh  # the configuration has them
+    del reads, by, refresh, freshness_seconds  # the configuration has them
     return lambda function: Code(function, key, columns)
 
 

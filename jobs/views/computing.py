@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from lockstep.jobs.spark.map_in_arrow import streamed
 from lockstep.jobs.views import code_frames, comparing
 from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS, Gathered
+from lockstep.jobs.views.costs import Decision
 from lockstep.jobs.views.firsts import first_rows
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import joined, reduction
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.jobs.views.answers import Answers
+    from lockstep.jobs.views.costs import Costs
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.states import TableStates
     from lockstep.jobs.views.types import Type
@@ -40,9 +42,6 @@ if TYPE_CHECKING:
 MOST_ANCHORS: Final = 5_000
 # Values that are known here cost nothing to join: of more than these a query is parsed longer.
 MOST_LITERALS: Final = 500
-# Where more anchors are affected than this share of the largest table's rows, finding their rows
-# takes longer than computing all of them.
-_MOST_SHARE: Final = 0.2
 # Of more rows, all rows of a view are not computed only to know them.
 _MOST_READ: Final = 5_000_000
 _MOST_REDUCED: Final = 100_000  # where few rows of them are needed for the cut
@@ -55,14 +54,6 @@ _PART_BYTES: Final = 32 << 20
 _ARROW_BYTES: Final = 8 << 20
 # Of a table that each task of a build joins completely.
 _BROADCAST_BYTES: Final = 1 << 20
-
-
-class Decision(NamedTuple):
-    """How a view's changes in a cut were computed, and why."""
-
-    view: str
-    how: str  # nothing, keys, full or build
-    why: str
 
 
 class Built(NamedTuple):
@@ -96,10 +87,12 @@ class Computation:
         tables: Mapping[str, TableStates],
         cut: MirrorCut,
         answers: Answers,
+        costs: Costs,
         build: Build | None = None,
     ) -> None:
         """`build` writes all rows of a view, if the store allows that."""
         self._spark, self._view, self._cut, self._answers = spark, view, cut, answers
+        self._costs = costs
         self._applied = cut.after.applied
         self._tables = {name: tables[name] for name in sorted(view.tables)}
         self.decision = Decision(view.name, "nothing", "no table of it changed")
@@ -134,8 +127,8 @@ class Computation:
             if self._kept is not None:
                 self._kept.unpersist()
 
-    def _decide(self, how: str, why: str) -> None:
-        self.decision = Decision(self._view.name, how, why)
+    def _decide(self, how: str, why: str, joined: int = 0) -> None:
+        self.decision = Decision(self._view.name, how, why, joined)
 
     # --- what Spark reads ---
 
@@ -221,11 +214,12 @@ class Computation:
         self._kept = anchors
         count, rows = anchors.count(), max(table.rows for table in self._tables.values())
         why = f"{count:,} values of {', '.join(self._view.anchor)}, and {rows:,} rows of a table"
-        if count > _MOST_SHARE * rows and not self._view.is_strict:
-            self._decide("full", f"more than {_MOST_SHARE:.0%} are affected: {why}")
+        instead = "" if self._view.is_strict else self._costs.why_full(self._view, count, rows)
+        if instead:
+            self._decide("full", f"{instead}: {why}")
             return _EVERY
         anchors.createOrReplaceTempView("affected")
-        self._decide("keys", f"joined: {why}")
+        self._decide("keys", f"joined: {why}", count)
         return _Affected(_joined("affected", self._view.anchor), None)
 
     # --- what they are ---

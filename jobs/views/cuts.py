@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import CDCError, ConfigError
+from cdc.log.follower_reports import ViewWork
 from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
 from lockstep.jobs.views import code, definitions, jsonb_functions
 from lockstep.jobs.views.answers import Answers
-from lockstep.jobs.views.computing import Computation, Decision
+from lockstep.jobs.views.computing import Computation
+from lockstep.jobs.views.costs import Costs, Stopwatch
 from lockstep.jobs.views.definitions import DEFINITIONS, Definition
 from lockstep.jobs.views.plans import ViewPlan, plan
 from lockstep.jobs.views.quotients import NO_DIGITS
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from lockstep.jobs.views.computing import Build
+    from lockstep.jobs.views.costs import Decision
     from lockstep.sinks.contract import Applied, Version
 
 _VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
@@ -56,10 +59,11 @@ class ViewCuts(MirrorCuts):
     ) -> None:
         super().__init__(config, name, versions)
         self._views, self._session = config.followers[name].views, session
-        self._answers, self._files = Answers(), StoredFiles()
+        self._answers, self._costs, self._files = Answers(), Costs(), StoredFiles()
         # Planning takes as long as computing a small view.
         self._planned: tuple[Mapping[str, Version], list[ViewPlan]] | None = None
         self.decisions: list[Decision] = []  # of the last cut
+        self.work = dict[str, ViewWork]()  # how each view was computed the last time
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,12 +96,19 @@ class ViewCuts(MirrorCuts):
         plans = self.plans(after)
         with self._working(cut, plans) as (spark, tables):
             for view in plans:
-                work = Computation(spark, view, tables, cut, self._answers, build)
-                yield from work.changes(is_built=_is_stored(view, stored))
-                self.decisions.append(work.decision)
+                work = Computation(spark, view, tables, cut, self._answers, self._costs, build)
+                clock = Stopwatch()
+                yield from clock.timed(work.changes(is_built=_is_stored(view, stored)))
+                self._note(view, work.decision, clock.seconds, after.lsn)
         changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
         if changed:
             yield definitions.changes(changed, after)
+
+    def _note(self, view: ViewPlan, decision: Decision, seconds: float, lsn: LSN) -> None:
+        self.decisions.append(decision)
+        self._costs.note(view, decision, seconds)
+        if decision.how != "nothing":
+            self.work[view.name] = ViewWork(decision.how, decision.why, round(seconds, 3), str(lsn))
 
     def every_row(self, name: str, applied: Applied) -> Iterator[bytes]:
         """Yield a view's rows at a frontier, all computed from the mirror as it was there."""
@@ -106,7 +117,7 @@ class ViewCuts(MirrorCuts):
         cut = MirrorCut(None, self._at(frontiers, applied))
         view = plan(name, self._config.views, self._versions(applied.lsn))
         with self._working(cut, [view]) as (spark, tables):
-            work = Computation(spark, view, tables, cut, Answers())
+            work = Computation(spark, view, tables, cut, Answers(), Costs())
             for found in work.changes(is_built=False):
                 yield from (change.row for change in found.changes if change.row is not None)
 

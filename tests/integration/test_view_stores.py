@@ -199,8 +199,13 @@ def test_order_totals_and_timelines_follow_the_database_into_delta_and_redis(
         Exit.OK,
         [{"view": name, **fine, "unclustered": found} for name, found in unclustered.items()],
     )
-    explained = viewed.cdc("view", "explain", "timeline")[1][0]["tables"]
-    assert set(explained.values()) == {"the affected follower_id"}
+    (explained,) = viewed.cdc("view", "explain", "timeline")[1]
+    assert set(explained["tables"].values()) == {"the affected follower_id"}
+    assert {name: last["how"] for name, last in explained["last"].items()} == {
+        "answers": "keys",
+        "cache": "keys",
+    }
+    assert all(last["seconds"] > 0 for last in explained["last"].values())
     with viewed.following("lake", "answers"):
         waited = viewed.cdc("wait", "--for", "view:order_totals", "--timeout", "120s")
         code, verified = viewed.cdc("view", "verify", "--timeout", "120")

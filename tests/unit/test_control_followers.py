@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cdc.config.archive import Archive
 from cdc.config.followers import Follower
+from cdc.config.views import View
 from cdc.errors import Exit
 from cdc.log.frontier_tail import Unapplied
 from cdc.operate.findings import Cause, Level
@@ -24,6 +25,12 @@ FOLLOWERS = {
     "cache": {"redis": {"url": "redis://localhost"}},
     "hourly": {"redis": {"url": "redis://localhost"}, "every_seconds": HOUR},
     "docs": {"redis": {"url": "redis://localhost"}, "mirror": "hourly", "documents": {}},
+    "answers": {"redis": {"url": "redis://localhost"}, "mirror": "cache", "views": ["a", "b", "c"]},
+}
+VIEWS = {
+    "a": {"sql": "SELECT", "key": ["id"]},
+    "b": {"sql": "SELECT", "key": ["id"], "freshness_seconds": 10},
+    "c": {"sql": "SELECT", "key": ["id"], "freshness_seconds": 30},
 }
 # A job that has run for a day, at a pipeline that is idle or busy.
 IDLE = {"began": DAY, "moved": 3, "canary": 3}
@@ -51,7 +58,10 @@ def described(
     source = msgspec.structs.replace(CONFIG.source, canary_seconds=canary_seconds)
     followers = msgspec.convert(FOLLOWERS, dict[str, Follower])
     archive = Archive(path="/srv/archive")
-    config = msgspec.structs.replace(CONFIG, followers=followers, source=source, archive=archive)
+    views = msgspec.convert(VIEWS, dict[str, View])
+    config = msgspec.structs.replace(
+        CONFIG, followers=followers, views=views, source=source, archive=archive
+    )
     unapplied = Unapplied(None if lag is None else ago(lag))
     return list(judge(config, [FollowerStatus(name, record, None, unapplied)]))
 
@@ -69,6 +79,8 @@ def described(
         # Configured to apply once an hour, and documents that are made from such a mirror.
         IDLE | {"name": "hourly", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
         IDLE | {"name": "docs", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
+        # Views that may be 10 s late.
+        IDLE | {"name": "answers", "lag": 9.0},
         # An error that is over.
         IDLE | {"errors": 7},
         # The archive reports no canaries.
@@ -133,6 +145,12 @@ def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
             "archive has applied nothing for 60 min",
             Exit.FAILED,
         ),
+        (
+            IDLE | {"name": "answers", "lag": 20.0},
+            "answers is 20 s late, later than freshness_seconds of b (10 s)",
+            Exit.OK,
+        ),
+        (IDLE | {"name": "answers", "lag": 100.0}, "answers lags: the log has held", Exit.OK),
         ({"state": "halted", "what": "a gap"}, "cache has halted: a gap", Exit.CONFIG),
     ],
 )

@@ -102,7 +102,12 @@ def _names(folder: Path) -> list[str]:
         (' key=["id"],', "", "views.ids: Object missing required field `key`"),
         ('key=["id"]', "key=[1]", "views.ids: Expected `str`, got `int` - at `$.key[0]`"),
         ('key=["id"]', 'key=["id"], kye=1', "views.ids: Object contains unknown field `kye`"),
-        ('refresh="strict"', 'refresh="often"', "views.ids: refresh is auto or strict"),
+        (
+            'refresh="strict"',
+            'refresh="often"',
+            "views.ids: Invalid enum value 'often' - at `$.refresh`",
+        ),
+        ('refresh="strict"', "freshness_seconds=0", "Expected `float` > 0.0 - at `$.freshness_se"),
         ("ids(b, a)", "ids(b)", "its parameters are b; expected those of reads, a, b"),
         ("ids(b, a)", "ids(b, *a)", "its parameters are b; expected those of reads, a, b"),
         ("lockstep.view", "lockstep.transform", "reads is a text, one table"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.config import load, read
+from cdc.config.stores import longest_wait, seconds_between_cuts
 from cdc.config.views import View
 from cdc.errors import ConfigError
 
@@ -28,6 +29,7 @@ TOTALS = """\
 
 -- key: customer_id, region
 -- refresh: strict
+-- freshness_seconds: 30
 SELECT customer_id, region, -- key: none
   sum(price) AS "${total}"
 FROM orders GROUP BY 1, 2;
@@ -57,12 +59,13 @@ def test_a_file_declares_the_view_that_the_section_would(tmp_path: Path) -> None
             '  sum(price) AS "${total}"\nFROM orders GROUP BY 1, 2',
             key=("customer_id", "region"),
             refresh="strict",
+            freshness_seconds=30.0,
         ),
     }
     origins = read(tmp_path / "lockstep.yaml", {}).origins
     file = tmp_path / "sql/views/totals.sql"
     assert origins["views", "totals", "key"] == f"{file}:3"
-    assert origins["views", "totals", "sql"] == f"{file}:5"
+    assert origins["views", "totals", "sql"] == f"{file}:6"
 
 
 def test_files_and_the_section_are_one_set_that_followers_name(tmp_path: Path) -> None:
@@ -98,6 +101,30 @@ def test_what_is_wrong_in_a_file_is_reported_with_its_line(
     tmp_path: Path, text: str, says: str
 ) -> None:
     assert says in refusal(tmp_path, v=text)
+
+
+def test_cuts_are_half_the_least_freshness_apart(tmp_path: Path) -> None:
+    more = (
+        "followers:\n  lake: {delta: {path: /lake}, every_seconds: 1}\n"
+        "  all: {delta: {path: /views}, mirror: lake, views: [late, totals]}\n"
+    )
+    late = "-- key: id\n-- freshness_seconds: 40\nSELECT id FROM t"
+    config = loaded(tmp_path, CONFIG + more, totals=TOTALS, late=late)
+    assert (seconds_between_cuts(config, "all"), longest_wait(config, "all")) == (15.0, 16.0)
+    assert seconds_between_cuts(config, "lake") == 1.0
+
+
+@pytest.mark.parametrize(("own", "mirror"), [(30, 0), (10, 20), (0, 15)])
+def test_a_view_that_would_never_be_as_fresh_is_refused(
+    tmp_path: Path, own: int, mirror: int
+) -> None:
+    more = (
+        f"followers:\n  lake: {{delta: {{path: /lake}}, every_seconds: {mirror}}}\n"
+        f"  all: {{delta: {{path: /views}}, mirror: lake, views: [totals], every_seconds: {own}}}\n"
+    )
+    what = refusal(tmp_path, CONFIG + more, totals=TOTALS)
+    says = "totals.sql:5: views.totals.freshness_seconds: 30 s; expected more than every_seconds"
+    assert f"{says} of all and lake, 30 s" in what
 
 
 def test_a_view_that_is_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:
