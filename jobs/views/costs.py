@@ -1,7 +1,7 @@
 """What the ways to compute a view take, by which its next cut is computed.
 
 Where Spark joins the affected keys, it reads the tables as a complete computation does, and joins
-them besides. Before both have been measured, a share of the rows decides.
+them, too. Before both have been measured, a share of the rows decides.
 """
 
 from __future__ import annotations
