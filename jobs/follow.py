@@ -84,6 +84,7 @@ def main(
         raise click.UsageError("--standby waits for ever: omit --once and --until")
     stopping = Stopping()
     app.begin(config)
+    app.suit_followers()
     # The session, which alone needs it, starts in the background.
     extras.require("following", "spark", only=("pyspark",))
     until = newest_lsn(config) if once else until

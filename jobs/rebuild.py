@@ -49,6 +49,7 @@ def main(
 ) -> None:
     """Rebuild a follower alongside its current generation; see `cdc rebuild`."""
     app.begin(config)
+    app.suit_followers()
     rebuild = rebuild_of(config, follower)
     if drop_old:
         dropped = rebuild.drop_old()

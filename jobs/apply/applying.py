@@ -57,15 +57,16 @@ class Applying:
         *,
         name: str,
         letter: Letter,
-        quick: bool = True,
+        quick: Reduced | bool = True,
         torn: bool = False,
         newest_id: int | None = None,
     ) -> TableChanges:
         """Return the cut's changes to the table `name`, from its events in `partitions`.
 
-        `partitions` has all of its events, or the next complete piece of them by seq. Not `quick`:
-        the piece is known to need `in_order`. `torn`: an interrupted attempt may have written some
-        of it. `newest_id` is the newest version that the table has here, if the cut alters it.
+        `partitions` has all of its events, or the next complete piece of them by seq. `quick` is
+        what `newest` returns, if that is known; False: the piece is known to need `in_order`.
+        `torn`: an interrupted attempt may have written some of it. `newest_id` is the newest
+        version that the table has here, if the cut alters it.
         """
 
         def versions_of(schema_ids: Collection[int]) -> tuple[Version, ...]:
@@ -78,9 +79,8 @@ class Applying:
         reduced: Reduced | None = None
         if quick and name not in self._histories:
             with suppress(NeedsOrderError):
-                reduced = newest(partitions, bounds)
-                if self._sink.complete_rows:
-                    reduced = completed(reduced, rows)
+                found = quick if isinstance(quick, Reduced) else newest(partitions, bounds)
+                reduced = completed(found, rows) if self._sink.complete_rows else found
         reduced = reduced or in_order(
             partitions,
             bounds,
@@ -92,9 +92,11 @@ class Applying:
         versions = versions_of(reduced.schema_ids)
         groups = list(_groups(reduced, name, torn=torn)) if name not in self._histories else []
         moved = {change.key for group in groups for change in group}
-        rest = [change for change in reduced.changes if change.key not in moved]
+        rest = reduced.changes
+        if moved:
+            rest = [change for change in rest if change.key not in moved]
         return TableChanges(
-            Changes(versions, rest if moved else reduced.changes, reduced.truncated),
+            Changes(versions, rest, reduced.truncated),
             tuple(Changes(versions, group) for group in groups),
         )
 

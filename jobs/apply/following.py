@@ -3,7 +3,7 @@
 The flow of a batch, all of it in `Batches.apply`: read exactly the cut's offsets, compare every
 partition's count with the frontiers', reduce each table, `begin`, `write` table by table, `commit`
 the frontier. Nothing is written before all counts agree. The position is in the store only: each
-session reads it from there.
+session reads it from there. Of a backlog the next cut is read while one is written.
 
 Spark does the work of large cuts, and nothing else: the loop hands it the cut, waits, and goes on.
 So a follower needs no JVM for its first cuts, and pyspark is not imported before a large one.
@@ -17,32 +17,31 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
-from cdc.errors import GapError, MiscountedError
-from cdc.log import compaction, names
-from cdc.log.partitions import Range
+from cdc.errors import GapError
+from cdc.log import names
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply import canaries, positions
 from lockstep.jobs.apply.applying import Applying
+from lockstep.jobs.apply.reading import CutReading, Most, miscounted
 from lockstep.jobs.apply.running import Run, with_remedy
 from lockstep.jobs.cuts.altered import alterations, parts
 from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.cutting import EVENT_BYTES
-from lockstep.jobs.cuts.dead_letters import CutLetters
 from lockstep.jobs.cuts.reduce import Bounds
 from lockstep.jobs.cuts.schemas import Schemas
 from lockstep.jobs.cuts.tail import CutTail
 from lockstep.sinks.contract import Applied, StoreState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.partitions import Partition
     from cdc.log.ranges import Records
     from lockstep.jobs.apply.applying import TableChanges
-    from lockstep.jobs.cuts.cutting import Cut, CutPart
-    from lockstep.jobs.cuts.reduce import Events
+    from lockstep.jobs.apply.reading import CutEvents
+    from lockstep.jobs.cuts.cutting import Cut
     from lockstep.jobs.spark.starting import SparkStart
     from lockstep.sinks.contract import Altered, Sink
 
@@ -96,15 +95,23 @@ class Following:
 
     def _follow(self, run: Run, batches: Batches, cuts: CutTail, state: StoreState) -> None:
         every, due = self._config.followers[self._name].every_seconds, 0.0
+        ahead: Cut | None = None
+
+        def following() -> Cut | None:
+            """Return the next cut if it is full and due, for the next turn of the loop."""
+            nonlocal ahead
+            ahead = None if every else cuts.full()
+            return ahead
+
         while not self._reached(batches.applied):
             if run.stopping.wait(max(0.0, due - time.monotonic())):
                 return
             cuts.limit(batches.most_events, batches.event_bytes)
-            cut = cuts.next(_POLL_SECONDS)
+            cut, ahead = ahead or cuts.next(_POLL_SECONDS), None
             if cut is not None:
                 failpoints.reach("follow_cut")
                 due = time.monotonic() + every
-                batches.apply(cut, torn=cut.above < state.reached)
+                batches.apply(cut, torn=cut.above < state.reached, following=following)
             if cuts.has_caught_up:
                 run.progress.reach("caught up")
                 self._spark.want(self._name)
@@ -124,15 +131,16 @@ class Batches:
         self.applied = applied
         self.event_bytes = float(EVENT_BYTES)  # the recent average
         self._spark, self._config, self._sink, self._run = spark, config, sink, run
-        self._reader = RangeReader(config)
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
+        self._reading = CutReading(config, RangeReader(config), sink.histories())
         self._follower = config.followers[run.name]
         self._chosen = Chosen(config, self._follower)
         self._has_measured = False
 
     def close(self) -> None:
-        self._reader.close()
+        """Wait for what is read ahead, and close the connections."""
+        self._reading.close()
 
     @property
     def most_events(self) -> int:
@@ -142,84 +150,87 @@ class Batches:
             return allowed
         return min(allowed, SMALL_EVENTS)
 
-    def _own_limits(self) -> tuple[int, int]:
-        """Return the events and bytes of the largest cut that the driver applies by itself."""
+    @property
+    def _most(self) -> Most:
+        """The largest cut that the driver applies by itself."""
         if not self._sink.parallel:
-            return self._follower.max_events, self._follower.max_bytes
-        return (SMALL_EVENTS, _SMALL_BYTES) if self._spark.cores else (ALONE_EVENTS, _ALONE_BYTES)
+            return Most(self._follower.max_events, self._follower.max_bytes)
+        if self._spark.cores:
+            return Most(SMALL_EVENTS, _SMALL_BYTES)
+        return Most(ALONE_EVENTS, _ALONE_BYTES)
 
-    def apply(self, cut: Cut, *, torn: bool) -> None:
+    def apply(
+        self, cut: Cut, *, torn: bool, following: Callable[[], Cut | None] = lambda: None
+    ) -> None:
         """Apply the cut to the store. `torn`: an interrupted attempt may have written some of it.
 
-        Raises GapError, with nothing written, if events are missing or there twice.
+        `following` returns the next cut, of which `apply` is called next, if it can be read while
+        this one is written. Raises GapError, with nothing written, if events are missing or there
+        twice.
         """
         assert cut.above == self.applied.seq, "a cut starts where the last one ended"
         began = time.monotonic()
         applied = self._frontier(cut)
-        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
-        dead = (names.dead_topic(self._config.prefix), 0)
-        letters = CutLetters(self._reader, dead, ranges.pop(dead, None))
-        records = None
-        own_events, own_bytes = self._own_limits()
-        if cut.events <= own_events:
-            records = self._reader.read(ranges, own_bytes)
-        if records is None:
-            messages = (names.messages_topic(self._config.prefix), 0)
-            records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}
-            named, size = self._apply_large(cut, records, letters, torn=torn)
+        read = self._reading.read(cut, self._most)
+        if read.is_large:
+            named, size = self._apply_large(cut, read, torn=torn)
         else:
-            named, size = self._apply_small(cut, records, letters, torn=torn)
+            named, size = self._apply_small(cut, read, following, torn=torn)
         self._sink.commit(applied)
         failpoints.reach("follow_committed")
         self.applied = applied
         self._note_bytes(cut.events, size)
-        canary = canaries.newest(self._config, records)
+        canary = canaries.newest(self._config, read.records)
         self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
         failpoints.reach("follow_reported")
 
-    def _apply_large(
-        self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters, *, torn: bool
-    ) -> tuple[set[str], int]:
-        self._check(cut, records)
+    def _apply_large(self, cut: Cut, read: CutEvents, *, torn: bool) -> tuple[set[str], int]:
         run = self._run
         started = self._spark.started(run.stopping)
         from lockstep.jobs.apply.large import Large  # noqa: PLC0415 - pyspark takes a second
         from lockstep.jobs.spark.session import work_session  # noqa: PLC0415 - as above
 
-        large = Large(self._config, self._sink, self._schemas, self._applying, self._reader)
+        large = Large(self._config, self._sink, self._schemas, self._applying, self._reading.log)
         count_error = partial(miscounted, self._config)
         title = f"{self._config.pipeline}: {run.name}, {cut.events:,} events up to seq {cut.seq}"
+        altered = self._altered(read.records)
         with work_session(started, title, run.stopping) as spark:
-            return large.apply(spark, cut, letters, count_error, self._altered(records), torn=torn)
+            return large.apply(spark, cut, read.letters, count_error, altered, torn=torn)
 
     def _apply_small(
-        self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters, *, torn: bool
+        self,
+        cut: Cut,
+        read: CutEvents,
+        following: Callable[[], Cut | None],
+        *,
+        torn: bool,
     ) -> tuple[set[str], int]:
-        self._check(cut, records)
         failpoints.reach("follow_read")
-        altered = self._altered(records)
-        by_topic = self._by_topic(records)
-        plain = {topic: each for topic, each in by_topic.items() if topic not in altered}
-        tables = self._reduced(cut, plain, letters, torn=torn)
+        altered = self._altered(read.records)
+        tables = self._reduced(cut, read, altered, torn=torn)
         failpoints.reach("follow_reduced")
         versions = [each for table in tables for each in table.changes.versions]
         self._applying.begin(cut.seq, versions, altered.values())
+        if not altered:  # else the letters may be read still
+            read.letters.close()
+            if (ahead := following()) is not None:
+                self._reading.start(ahead, self._most)
         for table in tables:
             self._applying.write_table(table)
             failpoints.reach("follow_written")
         for topic, its in altered.items():
             self._applying.alter(
                 topic,
-                partial(parts, by_topic.get(topic, [])),
+                partial(parts, read.by_topic.get(topic, [])),
                 Bounds(cut.above, cut.seq),
                 its,
-                letter=letters.event,
+                letter=read.letters.event,
                 torn=torn,
             )
             failpoints.reach("follow_written")
         named = {table.changes.version.name for table in tables}
         named |= {its[-1].version.name for its in altered.values()}
-        return named, sum(each.size for each in records.values())
+        return named, sum(each.size for each in read.records.values())
 
     def _altered(self, records: Mapping[Partition, Records]) -> dict[str, list[Altered]]:
         """Return what the cut's messages alter, by topic."""
@@ -229,26 +240,13 @@ class Batches:
         events = (found.keys, found.values)
         return alterations(events, self._chosen.follows, self._schemas.of)
 
-    def _check(self, cut: Cut, records: Mapping[Partition, Records]) -> None:
-        """Compare each partition's number of events with the frontiers' count."""
-        for part in cut.parts:
-            place = (part.topic, part.partition)
-            read = records.get(place)
-            if read is not None and part.events != len(read.values):
-                self._reader.expect_complete(place, Range(part.start, part.end))
-                raise miscounted(self._config, cut, part, len(read.values))
-
-    def _by_topic(self, records: Mapping[Partition, Records]) -> dict[str, list[Events]]:
-        """Return the tables' events by topic, in their partitions."""
-        by_topic: dict[str, list[Events]] = {}
-        own = f"{self._config.prefix}.cdc."
-        for (topic, _), each in sorted(records.items()):
-            if not topic.startswith(own) and each.values:
-                by_topic.setdefault(topic, []).append((each.keys, each.values))
-        return by_topic
-
     def _reduced(
-        self, cut: Cut, by_topic: Mapping[str, list[Events]], letters: CutLetters, *, torn: bool
+        self,
+        cut: Cut,
+        read: CutEvents,
+        altered: Collection[str],
+        *,
+        torn: bool,
     ) -> list[TableChanges]:
         return [
             self._applying.reduce(
@@ -256,10 +254,12 @@ class Batches:
                 partitions,
                 Bounds(cut.above, cut.seq),
                 name=names.table_name(self._config.prefix, topic),
-                letter=letters.event,
+                letter=read.letters.event,
+                quick=read.newest.get(topic, False),
                 torn=torn,
             )
-            for topic, partitions in by_topic.items()
+            for topic, partitions in read.by_topic.items()
+            if topic not in altered
         ]
 
     def _frontier(self, cut: Cut) -> Applied:
@@ -287,21 +287,3 @@ class Batches:
             self.event_bytes, self._has_measured = seen, True
         elif events > SMALL_EVENTS // 20:
             self.event_bytes = 0.5 * (self.event_bytes + seen)
-
-
-def miscounted(config: Config, cut: Cut, part: CutPart, found: int) -> MiscountedError:
-    """Return the error for a partition whose count differs."""
-    what = (
-        f"holds {found} events from offset {part.start} to {part.end - 1}, where the frontiers of"
-        f" seq {cut.above + 1} to {cut.seq} count {part.events}"
-    )
-    if found < part.events:
-        compacted = compaction.explained(config, (part.topic, part.partition), what)
-        if compacted is not None:
-            return compacted
-    return MiscountedError(
-        f"{part.topic} [{part.partition}] {what}",
-        hint="records are lost or duplicated: the topic was emptied or recreated, truncated by an"
-        " unclean election, or was not followed before"
-        + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
-    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cdc.log.dead_letters import DeadLetterAssembler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Mapping
 
     from cdc.log.dead_letters import Pointer
     from cdc.log.partitions import Partition, Range
@@ -23,7 +23,7 @@ class CutLetters:
 
     def __init__(self, reader: RangeReader, place: Partition, wanted: Range | None) -> None:
         self._letters = DeadLetterAssembler()
-        self._records = self._read(reader, place, wanted) if wanted else iter(())
+        self._records = self._read(reader, {place: wanted} if wanted else {})
 
     def event(self, pointer: Pointer) -> bytes:
         """Return the event that the pointer refers to; raise GapError if it is incomplete."""
@@ -34,10 +34,14 @@ class CutLetters:
             self._letters.add(*record)
         return self._letters.event(pointer)
 
+    def close(self) -> None:
+        """End the reading: the reader is free for other ranges then."""
+        self._records.close()
+
     @staticmethod
     def _read(
-        reader: RangeReader, place: Partition, wanted: Range
-    ) -> Iterator[tuple[bytes | None, bytes | None]]:
-        for _, messages in reader.pieces({place: wanted}):
+        reader: RangeReader, wanted: Mapping[Partition, Range]
+    ) -> Generator[tuple[bytes | None, bytes | None]]:
+        for _, messages in reader.pieces(wanted) if wanted else ():
             for message in messages:
                 yield message.key(), message.value()

@@ -166,6 +166,7 @@ def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dic
     """Return the remaining changes, and the indexes, by key, of those with unchanged columns."""
     changes: list[Change] = []
     gaps: dict[bytes, int] = {}
+    new = tuple.__new__  # a NamedTuple's own takes three times as long
     for key, event in last.items():
         source = event.source
         seq = source.seq
@@ -177,19 +178,18 @@ def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dic
         if source.unchanged:
             gaps[key] = len(changes)
         before = bytes(event.before)
-        changes.append(
-            Change(
-                key,
-                seq,
-                None if op == "d" else bytes(event.after),
-                source.schema_id,
-                lsn_of(source.commit_lsn),
-                source.ts_us,
-                source.unchanged,
-                None if before == NULL else before,
-                op,
-            )
+        fields = (
+            key,
+            seq,
+            None if op == "d" else bytes(event.after),
+            source.schema_id,
+            lsn_of(source.commit_lsn),
+            source.ts_us,
+            source.unchanged,
+            None if before == NULL else before,
+            op,
         )
+        changes.append(new(Change, fields))
     return changes, gaps
 
 

@@ -46,10 +46,18 @@ class CutTail:
     def next(self, seconds: float) -> Cut | None:
         """Return the next cut; None if there is none within these seconds. Raises GapError."""
         cutter = self._cutter
-        wait = seconds if cutter.waiting == 0 else 0.0
-        for record, offset in () if cutter.has_enough else self._tail.arrivals(wait):
-            cutter.add(record, offset)
+        self._gather(seconds if cutter.waiting == 0 else 0.0)
         cut = cutter.take(time.monotonic())
         if cut is None and cutter.waiting:
             time.sleep(seconds / 10)  # the next cut is not due yet
         return cut
+
+    def full(self) -> Cut | None:
+        """Return the next cut if it is full already: what arrives later changes nothing of it."""
+        self._gather(0.0)
+        return self._cutter.take(time.monotonic()) if self._cutter.has_enough else None
+
+    def _gather(self, seconds: float) -> None:
+        if not self._cutter.has_enough:
+            for record, offset in self._tail.arrivals(seconds):
+                self._cutter.add(record, offset)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cdc.log import names
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
-from lockstep.jobs.apply.following import miscounted
+from lockstep.jobs.apply.reading import miscounted
 from lockstep.jobs.cuts.tail import CutTail
 from lockstep.sinks.contract import StoreState
 
