@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 import yaml
+from msgspec.structs import asdict
 
 from benchmarks import backlog
 from benchmarks.daemon import CDC, Daemon, config_path
@@ -28,6 +29,8 @@ from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
+from cdc.config import load
+from cdc.log import follower_reports
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 
 if TYPE_CHECKING:
@@ -165,6 +168,11 @@ class ViewRun:
         found = Cut(family.cpu_seconds - used - idle * lasted, seconds)
         say(f"a cut: {found.cpu_s:.2f} CPU-s, {found.seconds:.1f} s")
         return found
+
+    def ways(self) -> dict[str, dict[str, Any]]:
+        """Return how each view was computed in its last cut, as the follower has reported it."""
+        reports = follower_reports.read(load(config_path(self._up.place, RUN)))
+        return {view: asdict(work) for view, work in reports[FOLLOWER].views.items()}
 
     def recomputed(self) -> dict[str, dict[str, float]]:
         """Return the median CPU and wall seconds of computing each view completely."""

@@ -85,6 +85,7 @@ def run(options: Options) -> dict[str, Any]:
             shown.wait_for_mirrors()
             with shown.viewed() as family:
                 cuts = _refreshed(shown, files, family)
+                ways = shown.ways()
             full = shown.recomputed()
         cpu_s = sum(each.cpu_s for each in cuts.values()) / len(cuts)
         of_full = round(cpu_s / sum(each["cpu_s"] for each in full.values()), 2)
@@ -104,6 +105,7 @@ def run(options: Options) -> dict[str, Any]:
                 "refused_because": refused,
                 "cuts": {name: each._asdict() for name, each in cuts.items()},
                 "full": full,
+                "ways": ways,  # of the last cut
                 "peaks_mb": shown.peaks_mb,
             },
         )
