@@ -75,7 +75,8 @@ def check(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
 def explain(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     """Show how changes of each table lead to a view's rows, and what Spark runs for it.
 
-    By the affected keys, or completely, and why.
+    By the affected keys, or completely, and why; and, for each follower, how its job computed the
+    view the last time, why, and in how many seconds.
     """
     _become(config, "explain", [*names, *(["--json"] * as_json)], names)
 
