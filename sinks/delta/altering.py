@@ -100,7 +100,10 @@ class _Plan:
         """Return a row with the values of the new columns."""
         row = msgspec.json.encode({name: msgspec.Raw(value) for name, value in added.items()})
         change = Change(None, 0, row, altered.version.schema_id, 0, 0)
-        return batch(Changes((altered.version,), [change]), self.target, {}).rows
+        # The mirror may lack others: a column without values is added with the next rows.
+        columns = tuple(each for each in altered.version.columns if each.name in added)
+        version = altered.version._replace(columns=columns)
+        return batch(Changes((version,), [change]), self.target, {}).rows
 
     def parts(self, table: DeltaTable) -> Iterator[pa.RecordBatch]:
         for part in lake.streamed(table):

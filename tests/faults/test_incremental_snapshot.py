@@ -159,6 +159,8 @@ def missing_standby(line: PipelineUnderTest) -> Iterator[None]:
                 lambda: admin.execute("SHOW synchronous_standby_names").fetchone() == (name,),
                 "the setting does not come",
             )
+            # The checkpointer makes commits wait, once it has read the setting, too.
+            admin.execute("CHECKPOINT")
 
         admin.execute("SET synchronous_commit = local")
         standby("nobody")

@@ -460,6 +460,35 @@ def test_a_mirror_that_cannot_be_written_holds_back_the_frontier_and_says_so(
     assert {each["id"] for each in lake.table("lines").to_pyarrow_table().to_pylist()} == {1, 2, 3}
 
 
+def test_a_column_without_values_comes_before_another_is_renamed(lake: Lake) -> None:
+    """No row was written in between: the mirror lacks the new column when it is altered again."""
+    sink = lake.sink()
+    apply(sink, 1, users(1, 1))
+    (named, *others), empty = USERS.columns[1:], Column("note", "text", 25, -1, nullable=True)
+    came = USERS._replace(schema_id=8, columns=(*USERS.columns, empty))
+    moved = named._replace(name="called")
+    renamed = came._replace(schema_id=9, columns=(USERS.columns[0], moved, *others, empty))
+    same = [AlteredColumn(each.name, each.name) for each in came.columns if each != named]
+    every = (
+        Altered(
+            2, USERS, came, (*same[:-1], AlteredColumn(named.name, named.name),
+            AlteredColumn("note", None)),
+        ),
+        Altered(3, came, renamed, (*same, AlteredColumn("called", named.name))),
+    )  # fmt: skip
+    before = lake.table().to_pyarrow_table()[named.name].to_pylist()
+    sink.begin(3, [renamed])
+    for altered in every:
+        sink.alter(altered)
+    sink.commit(applied(3))
+    after = lake.table().to_pyarrow_table()
+    assert after["called"].to_pylist() == before
+    assert named.name not in after.column_names
+    apply(sink, 4, Changes((renamed,), [change(renamed, 4, {"id": 2, "note": "n"}, 2)]))
+    assert set(lake.table().to_pyarrow_table()["note"].to_pylist()) == {None, "n"}
+    sink.close()
+
+
 @pytest.mark.parametrize("name", ["_seq", "_exact", "_SEQ"])
 def test_a_column_with_the_name_of_one_of_ours_changes_no_mirror(lake: Lake, name: str) -> None:
     """It came and was renamed between two cuts: ours would have got the new name, or its values."""
