@@ -11,6 +11,7 @@ or from `jars` here without spark-submit.
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import shutil
@@ -177,6 +178,10 @@ def work_session(
         if stopping.wait(_SIGNAL_SECONDS):
             raise StoppedError from error
         raise SparkEndedError from error
+    finally:
+        # DataFrames are in cycles, and what they hold of the JVM is freed with them: followers
+        # collect too seldom for its memory (`jobs.apply.app.suit_followers`).
+        gc.collect()
 
 
 def has_ended(error: Exception) -> bool:
