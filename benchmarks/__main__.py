@@ -21,6 +21,7 @@ from benchmarks import (
     costs,
     costs_page,
     digest,
+    encryption,
     follow_delta,
     follow_delta_large,
     follow_growth,
@@ -95,6 +96,7 @@ BENCHMARKS = {
     view_tpch.NAME: Benchmark(view_tpch.run, 10, 10),
     console.NAME: Benchmark(console.run, 11, 11),
     digest.NAME: Benchmark(digest.run, 8, 8),
+    encryption.NAME: Benchmark(encryption.run, 4, 4),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()

@@ -14,6 +14,7 @@ import yaml
 from benchmarks.backlog import PUBLICATION
 from benchmarks.failure import BenchmarkError
 from benchmarks.programs import Program
+from cdc.keyring import file as keyring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,13 +86,15 @@ class Daemon:
     traced: bool = False  # whether it writes the times of its batches' stages to `trace_path`
     program: tuple[str, ...] = CDC
     tree: Path = TREE  # the checkout whose code runs
+    encrypted: Mapping[str, str] = field(default_factory=dict)  # by column, whose key encrypts it
 
     @property
     def settings(self) -> Mapping[str, str | int]:
         source = {f"source.{name}": value for name, value in self.source.items()}
         kafka = {f"log.kafka.{name}": value for name, value in self.kafka.items()}
         log = {f"log.{name}": value for name, value in self.log.items()}
-        return {"log.partitions": self.partitions, **source, **kafka, **log}
+        masks = {f"encrypt.{name}": subject for name, subject in self.encrypted.items()}
+        return {"log.partitions": self.partitions, **source, **kafka, **log, **masks}
 
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
@@ -109,6 +112,8 @@ class Daemon:
             partitions=self.partitions,
             log=self.log,
         )
+        if self.encrypted:
+            self._encrypt(config, tables)
         command = [*CDC, "setup", "--config", str(config), "--adopt-slot"]
         try:
             done = subprocess.run(
@@ -142,6 +147,16 @@ class Daemon:
             environment=self._environment() | {"TMPDIR": str(folder)},
             folder=self.tree,
         )
+
+    def _encrypt(self, path: Path, tables: tuple[str, ...]) -> None:
+        """Make a keyring, and have the columns encrypted by its keys."""
+        place = path.with_name("keys.sqlite")
+        keyring.create(place)
+        masks = {name: {"encrypt": subject} for name, subject in self.encrypted.items()}
+        config = yaml.safe_load(path.read_text())
+        config["keyring"] = {"path": str(place)}
+        config["tables"] = {f"public.{table}": {"mask": masks} for table in tables}
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def _environment(self) -> dict[str, str]:
         """Return one in which the checkout's code is found before what is installed."""

@@ -15,6 +15,7 @@ orders = lockstep.changes(spark, "lockstep.yaml", ["public.orders"], start="begi
 - `Client`: read your own writes, and the log's changes as a member of a group or a
   work queue
 - `view`, `transform`: declare views whose rows your own Python makes
+- `decryptor`: the texts of columns that the mask `encrypt` hides
 - `contract`: what a sink of your own implements, and `lockstep.conformance` tests
 
 Names are imported when they are used: `Client` needs no Spark.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cdc.client import Client, Delivery, GroupChange, LagError, Queue, Token
     from cdc.errors import CDCError, ConfigError, GapError, StoreLostError, UnavailableError
     from cdc.events import LSN
+    from cdc.keyring.opening import decryptor
     from lockstep.jobs.following_stores import follow
     from lockstep.jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
     from lockstep.jobs.reading_changes import changes, follow_changes, register, session
@@ -51,6 +53,7 @@ __all__ = [
     "UnavailableError",
     "changes",
     "contract",
+    "decryptor",
     "follow",
     "follow_changes",
     "read_as_of",
@@ -68,6 +71,7 @@ _HOMES: Final = {
     **dict.fromkeys(("CDCError", "ConfigError", "GapError"), "cdc.errors"),
     **dict.fromkeys(("StoreLostError", "UnavailableError"), "cdc.errors"),
     "LSN": "cdc.events",
+    "decryptor": "cdc.keyring.opening",
     "follow": "lockstep.jobs.following_stores",
     **dict.fromkeys(
         ("TablesAsOf", "read_as_of", "read_as_of_arrow"), "lockstep.jobs.reading_as_of"

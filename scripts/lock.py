@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = "hatchling\neditables\n"
 # Each has the same versions as those above it. The files for images need no build backend.
 LOCKS = {
-    "requirements.lock": ["local", "console"],
-    "requirements-daemon.lock": ["console"],
-    "requirements-followers.lock": ["spark", "redis", "opensearch", "sql"],
+    "requirements.lock": ["local", "console", "keyring"],
+    "requirements-daemon.lock": ["console", "keyring"],
+    "requirements-followers.lock": ["spark", "redis", "opensearch", "sql", "keyring"],
     "requirements-dev.lock": [
         *(
             "local",
@@ -30,6 +30,7 @@ LOCKS = {
             "console",
             "webhook",
             "tracing",
+            "keyring",
             "dev",
         ),
     ],

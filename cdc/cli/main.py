@@ -40,6 +40,7 @@ COMMANDS = {
     "diff": "Print which rows of a table differ between two states.",
     "replay": "Publish a range of the past to a topic of its own.",
     "erase": "Erase a row from archive, topics and Delta lakes.",
+    "keys": "Make the keyring of encrypted columns, forget a subject.",
     "snapshot": "Read tables again while the daemon streams.",
     "table": "Add tables, remove or list them.",
     "status": "Show how far the log is, and what is wrong.",

@@ -81,6 +81,16 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield f"delta.path: missing; tables.{direct[0]}.snapshot: direct needs it"
     if config.archive.path is not None and "archive" in config.followers:
         yield "followers.archive: the archive reports under this name; give it another one"
+    if config.keyring.options and config.keyring.plugin is None:
+        yield "keyring.options: a plugin takes them; set keyring.plugin"
+    encrypted = [
+        f"tables.{name}.mask.{column}"
+        for name, rule in config.tables.items()
+        for column, mask in rule.mask.items()
+        if mask.kind == "encrypt"
+    ]
+    if encrypted and not config.keyring.is_there:
+        yield f"keyring.path: missing; {encrypted[0]}: encrypt needs it"
 
 
 def _origins(code: Mapping[str, Declaration]) -> Iterator[tuple[FieldPath, RawValue]]:
@@ -91,7 +101,7 @@ def _origins(code: Mapping[str, Declaration]) -> Iterator[tuple[FieldPath, RawVa
         yield from ((("views", name, field), raw) for field in VIEW.fields)
 
 
-_FILES: Final = {("source", "password_file"), ("console", "token_file")}
+_FILES: Final = {("source", "password_file"), ("console", "token_file"), ("keyring", "path")}
 
 
 def _make_absolute(values: dict[FieldPath, RawValue], path: Path) -> None:
@@ -186,7 +196,7 @@ class _Builder:
             mask = Mask(kind, self.build(schema.fields[kind], (*at, kind), {}))
             self.report(((*at, kind), each) for each in tables.mask_complaints(mask))
             return mask
-        one = "null, keep, {fixed: value}, {truncate: n} or {hmac: key}"
+        one = "null, keep, {fixed: value}, {truncate: n}, {hmac: key} or {encrypt: kind:column}"
         several = f"a column has one mask; this has {' and '.join(below)}"
         self.report([(at, several if below else f"expected {one}")])
         return None

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from cdc.config.archive import Archive
 from cdc.config.followers import Follower
+from cdc.config.keyring import KeyringConfig
 from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot
@@ -434,6 +435,7 @@ class Config(Section, frozen=True, kw_only=True):
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
     archive: Archive = Archive()
+    keyring: KeyringConfig = KeyringConfig()
     migrations: Migrations = Migrations()
     batch: BatchLimits = BatchLimits()
     http: Http = Http()

@@ -6,7 +6,8 @@ setup`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+import re
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -25,12 +26,17 @@ Cleanup: TypeAlias = Literal["delete", "compact", "both"]
 
 # With fewer characters the key can be found by trying, and with the key every value.
 MIN_HMAC_KEY = 16
+# The kind of subject, and the column that says which one.
+_SUBJECT: Final = re.compile("[a-z0-9_]{1,40}:.+", re.DOTALL)
 
 
 class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What replaces a column's value: `value` is the hmac's key, the length, or the fixed value."""
+    """What replaces a column's value.
 
-    kind: Literal["keep", "null", "fixed", "truncate", "hmac"]
+    `value` is the hmac's key, the length, the fixed value, or KIND:COLUMN of an encrypted one.
+    """
+
+    kind: Literal["keep", "null", "fixed", "truncate", "hmac", "encrypt"]
     value: str | int | float | bool | None = None
 
     def __repr__(self) -> str:
@@ -44,6 +50,7 @@ class WrittenMask(msgspec.Struct):
     fixed: str | int | float | bool
     truncate: int
     hmac: Secret
+    encrypt: str
 
 
 class TableRule(Section, frozen=True, kw_only=True):
@@ -85,7 +92,8 @@ class TableRule(Section, frozen=True, kw_only=True):
         Meta(
             description="How columns are hidden, in every event, key, dead letter and log line: "
             "`null`; `{fixed: value}`; `{truncate: n}`, the first n characters; `{hmac: key}`, "
-            "the HMAC-SHA256 in hex, with a key of 16 characters or more; `keep`, as it is.",
+            "the HMAC-SHA256 in hex, with a key of 16 characters or more; `{encrypt: "
+            "KIND:COLUMN}`, by the key of the subject of that kind in COLUMN; `keep`, as it is.",
             examples=[{"email": {"hmac": "${HMAC_KEY}"}}],
         ),
     ] = {}
@@ -138,6 +146,8 @@ def mask_complaints(mask: Mask) -> Iterator[str]:
     value = mask.value
     if mask.kind == "hmac" and isinstance(value, str) and len(value) < MIN_HMAC_KEY:
         yield f"a key of {len(value)} characters can be found by trying; use {MIN_HMAC_KEY} or more"
+    if mask.kind == "encrypt" and not _SUBJECT.fullmatch(str(value)):
+        yield "expected whose key encrypts it: a kind, 1 to 40 of a-z 0-9 _, and a column, user:id"
     if mask.kind == "truncate" and isinstance(value, int) and value < 0:
         yield "a length is not negative"
 

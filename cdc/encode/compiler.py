@@ -19,7 +19,7 @@ from orjson import dumps
 
 from cdc import __version__
 from cdc.config.value_options import Values
-from cdc.encode.masks import masked
+from cdc.encode.masks import masked, subject_column
 from cdc.encode.values import NAMESPACE, form
 from cdc.errors import ProtocolError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from cdc.encode.masks import ColumnMask
+    from cdc.keyring.ciphers import Ciphers
     from cdc.log.records import SchemaRecord
 
 NULL: Final = b"null"
@@ -42,10 +43,18 @@ class RowSource:
 
     def __init__(
         self, schema: SchemaRecord, database: str, name: str,
-        masks: Sequence[ColumnMask | None] = (),
+        masks: Sequence[ColumnMask | None] = (), ciphers: Ciphers | None = None,
     ) -> None:  # fmt: skip
         self._schema = schema
-        self._masked = {i: masked(mask, i) for i, mask in enumerate(masks) if mask}
+        self._masked = {i: masked(mask, i, ciphers) for i, mask in enumerate(masks) if mask}
+        # By the number of an encrypted column, that of the column that names its subject.
+        self._subjects = {
+            i: subject
+            for i, mask in enumerate(masks)
+            if mask
+            and (subject := subject_column(schema.columns, schema.columns[i].name, mask))
+            is not None
+        }
         self._database = database
         self._name = name
         self._options = schema.values or Values()
@@ -177,14 +186,18 @@ class RowSource:
         """Return the lines that read every column of a COPY's row."""
         lines = []
         for i in range(len(self._labels)):
-            value, null = self.value(i)
+            value, null = self._assigned(i)
             lines += [
                 "    n = LENGTH(b, q)[0]",
-                f"    if n >= 0: p = q + 4; q = p + n; v{i} = {value}",
-                f"    elif n == -1: v{i} = {null}; q += 4",
+                f"    if n >= 0: p = q + 4; q = p + n; {value}",
+                f"    elif n == -1: {null}; q += 4",
                 "    else: raise malformed(e - s)",
             ]
-        return lines
+        return [*lines, *self._encrypt()]
+
+    def is_encrypted(self, column: int) -> bool:
+        """Return whether a column is encrypted by the key of the row's subject."""
+        return column in self._subjects
 
     def value(self, column: int) -> tuple[str, str]:
         """Return what a column's value and what a NULL become, as expressions."""
@@ -196,12 +209,34 @@ class RowSource:
         """Return the lines that read every column; `other` handles kinds except text and NULL."""
         lines = []
         for i in range(len(self._labels)):
-            value, null = self.value(i)
+            value, null = self._assigned(i)
             lines.append("    k, n = VALUE(b, q)")
-            lines.append(f"    if k == 116: p = q + 5; q = p + n; v{i} = {value}")
-            lines.append(f"    elif k == 110: v{i} = {null}; q += 1")
+            lines.append(f"    if k == 116: p = q + 5; q = p + n; {value}")
+            lines.append(f"    elif k == 110: {null}; q += 1")
             lines.extend(line.replace("{i}", str(i)) for line in other)
-        return lines
+        return [*lines, *self._encrypt()]
+
+    def _assigned(self, column: int) -> tuple[str, str]:
+        """Return the assignments for a value and for a NULL.
+
+        The text of an encrypted value is `t`, until its subject, which is `u`, has been read.
+        """
+        value, null = self.value(column)
+        if column in self._subjects:
+            return f"v{column} = None; t{column} = {value}", f"v{column} = {null}"
+        if column in self._subjects.values():
+            return (
+                f"u{column} = b[p:q]; v{column} = {value}",
+                f"u{column} = b''; v{column} = {null}",
+            )
+        return f"v{column} = {value}", f"v{column} = {null}"
+
+    def _encrypt(self) -> list[str]:
+        """Return the lines that encrypt values, of which None is left as a sign."""
+        return [
+            f"    if v{i} is None: v{i} = MASK{i}(u{subject}, t{i})"
+            for i, subject in self._subjects.items()
+        ]
 
     @staticmethod
     def _names(columns: Iterable[int]) -> str:

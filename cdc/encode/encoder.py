@@ -19,13 +19,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cdc.encode.compiler import RowSource
+from cdc.encode.compiler import NULL, RowSource
 from cdc.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cdc.encode.masks import ColumnMask
+    from cdc.keyring.ciphers import Ciphers
     from cdc.log.records import SchemaRecord
 
 _N, _K, _O = b"NKO"
@@ -53,9 +54,9 @@ class Encoder:
 
     def __init__(
         self, schema: SchemaRecord, database: str, name: str, partitions: int,
-        masks: Sequence[ColumnMask | None] = (),
+        masks: Sequence[ColumnMask | None] = (), ciphers: Ciphers | None = None,
     ) -> None:  # fmt: skip
-        source = RowSource(schema, database, name, masks)
+        source = RowSource(schema, database, name, masks, ciphers)
         self._functions = functions = source.compile()
         self.schema = schema
         self._source = source
@@ -127,7 +128,12 @@ class Encoder:
         return result
 
     def value(self, column: int, text: bytes) -> bytes:
-        """Return a column's value as a row has it, from Postgres' text; masked if the column is."""
+        """Return a column's value as a row has it, from Postgres' text; masked if the column is.
+
+        Null for an encrypted one, whose key depends on the row.
+        """
+        if self._source.is_encrypted(column):
+            return NULL
         value, _ = self._source.value(column)
         return self._functions.lambda_of(value)(text, 0, len(text))
 

@@ -8,6 +8,8 @@ tombstones, dead letters. It works on Postgres' own text of the value, whatever 
 - `truncate`: a string, the text's first n characters; null for NULL
 - `hmac`: a string, HMAC-SHA256 of the text in hex; null for NULL. The same value is the same string
   in every table that has the same key, so that rows can still be joined.
+- `encrypt`: a string, the text encrypted by the key of the row's subject (`cdc.keyring`); null for
+  NULL, and once the subject is forgotten
 
 A column that is not captured but that Postgres sends anyway is `excluded`: always null.
 
@@ -18,31 +20,53 @@ would make two rows one, and a changed key would look the same.
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from orjson import dumps
 
+from cdc.errors import ConfigError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cdc.config import TableSelection
+    from cdc.keyring.ciphers import Ciphers
 
 EXCLUDED: Final = "excluded"
 # What a schema record has of an HMAC's key: enough to see that it has changed.
 _KEY_ID: Final = b"lockstep key id"
 _KEY_ID_LENGTH: Final = 8
+# By type oid, what may name a subject: values of these are never stored apart from their row.
+_SUBJECT_TYPES: Final = {21: "int2", 23: "int4", 20: "int8", 2950: "uuid"}
+
+
+class _Column(Protocol):
+    """A column, as the catalog or a table version describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type_id(self) -> int: ...
 
 
 class ColumnMask(NamedTuple):
     """A column's mask: how the schema record names it, and what it computes."""
 
     label: str
-    kind: str  # null, fixed, truncate, hmac
+    kind: str  # null, fixed, truncate, hmac, encrypt
     value: str | int | float | bool | None = None
 
     def __repr__(self) -> str:
         """Return it without its value, which may be a key."""
         return f"ColumnMask({self.label})"
+
+    @property
+    def subject(self) -> tuple[str, str] | None:
+        """The kind of subject whose key encrypts it, and the column that names the subject."""
+        if self.kind != "encrypt":
+            return None
+        kind, _, column = str(self.value).partition(":")
+        return kind, column
 
 
 def column_mask(selection: TableSelection, column: str) -> ColumnMask | None:
@@ -58,6 +82,8 @@ def column_mask(selection: TableSelection, column: str) -> ColumnMask | None:
     elif mask.kind == "hmac":
         key_id = hmac.digest(str(mask.value).encode(), _KEY_ID, "sha256").hex()[:_KEY_ID_LENGTH]
         label = f"hmac:{key_id}"
+    elif mask.kind == "encrypt":
+        label = f"encrypt:{mask.value}"
     return ColumnMask(label, mask.kind, mask.value)
 
 
@@ -69,8 +95,30 @@ class Masked(NamedTuple):
     names: dict[str, Any]
 
 
-def masked(mask: ColumnMask, index: int) -> Masked:
-    """Return the source of the mask of column `index`."""
+def subject_column(columns: Sequence[_Column], column: str, mask: ColumnMask) -> int | None:
+    """Return the number of the column that names whose key encrypts `column`; None if it is not.
+
+    Raises ConfigError if there is none, or its values may be missing: those of other types can be
+    stored apart, and Postgres does not send them again with each update.
+    """
+    if mask.subject is None:
+        return None
+    _, named = mask.subject
+    for number, each in enumerate(columns):
+        if each.name == named and each.type_id in _SUBJECT_TYPES:
+            return number
+    raise ConfigError(
+        f"{column} is encrypted by the key of {named}, which is no column that is sent with every"
+        f" row: an {', '.join(_SUBJECT_TYPES.values())}",
+        hint="correct the mask: {encrypt: KIND:COLUMN}",
+    )
+
+
+def masked(mask: ColumnMask, index: int, ciphers: Ciphers | None = None) -> Masked:
+    """Return the source of the mask of column `index`.
+
+    An encrypted one is a function of the subject's text and the value's, in `names`.
+    """
     name = f"MASK{index}"
     match mask.kind:
         case "fixed":
@@ -79,6 +127,10 @@ def masked(mask: ColumnMask, index: int) -> Masked:
             return Masked(f"dumps(b[p:q].decode()[:{name}])", "NULL", {name: mask.value})
         case "hmac":
             return Masked(f"{name}(b[p:q])", "NULL", {name: _digester(str(mask.value).encode())})
+        case "encrypt":
+            assert mask.subject is not None
+            assert ciphers is not None, "the configuration has a keyring"
+            return Masked("b[p:q]", "NULL", {name: ciphers.encryptor(mask.subject[0])})
         case _:
             return Masked("NULL", "NULL", {})
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc import failpoints
 from cdc.errors import CDCError
+from cdc.keyring.opening import ciphers_of
 from cdc.log.direct.publisher import DirectPublisher
 from cdc.log.direct.security import Unsupported
 from cdc.log.publisher import DIRECT, TRANSACTION_TIMEOUT_SECONDS, Publisher
@@ -98,6 +99,7 @@ class ProducerPool:
         The broker aborts a transaction of theirs that is open for `seconds`.
         """
         self._config, self._seconds = config, seconds
+        self._ciphers = ciphers_of(config)
         self._sends_small = sends_small(config.log)
         self.producers = [
             PooledProducer(Publisher(config, number, transaction_seconds=seconds), worker)
@@ -209,6 +211,8 @@ class ProducerPool:
             except CDCError:
                 publisher.abort()
                 raise
+            if self._ciphers:
+                self._ciphers.make_durable()
             publisher.commit()
             moments.answered = time.monotonic()
 

@@ -18,6 +18,8 @@ import psycopg
 from psycopg import sql
 
 from cdc.config import stores
+from cdc.encode.masks import column_mask, subject_column
+from cdc.errors import ConfigError
 from cdc.source.connection import translate
 
 if TYPE_CHECKING:
@@ -181,14 +183,14 @@ def _table_problems(
                 "source.partitions: root",
             )
     yield from _key_problems(config, member, columns)
-    yield from _store_problems(
-        config, member, [c.name for c in columns if _sent(config, server, c)]
-    )
-    sent = [c for c in columns if c.in_identity and c.generated and not _sent(config, server, c)]
-    if sent and server.major >= GENERATED:
+    sent = [c for c in columns if _sent(config, server, c)]
+    yield from _subject_problems(member, sent)
+    yield from _store_problems(config, member, [c.name for c in sent])
+    unsent = [c for c in columns if c.in_identity and c.generated and c not in sent]
+    if unsent and server.major >= GENERATED:
         yield Problem(
             "generated",
-            f"{table}: the replica identity holds {sent[0].name}, a generated column that is not "
+            f"{table}: the replica identity holds {unsent[0].name}, a generated column that is not "
             "published: Postgres refuses every UPDATE and DELETE",
             "source.generated_columns: stored; a virtual column can't be part of it",
         )
@@ -233,6 +235,17 @@ def _key_problems(
                 f"{table}: {name} is in the key, and its mask {mask.kind} would make rows alike",
                 "a key's column takes the mask hmac, or none",
             )
+
+
+def _subject_problems(member: PlannedTable, sent: list[TableColumn]) -> Iterator[Problem]:
+    """Find encrypted columns whose subject is not in every row."""
+    captured = [column for column in sent if member.selection.captures(column.name)]
+    for column in captured:
+        mask = column_mask(member.selection, column.name)
+        try:
+            mask and subject_column(captured, column.name, mask)
+        except ConfigError as error:
+            yield Problem("mask", f"{member.table}: {error}", error.hint or "")
 
 
 def _store_problems(config: Config, member: PlannedTable, sent: list[str]) -> Iterator[Problem]:

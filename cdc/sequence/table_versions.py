@@ -22,6 +22,7 @@ from cdc.encode.routes import TableRoute
 from cdc.encode.values import undescribed
 from cdc.errors import UnavailableError
 from cdc.events import TRUNCATE_KEY
+from cdc.keyring.opening import ciphers_of
 from cdc.log import cleanup, column_numbers, names, reader, records, resume, topics
 from cdc.log.limits import limits, ours
 from cdc.publication.check import PublicationCheck
@@ -88,6 +89,7 @@ class TableVersions:
         dead_topic = names.dead_topic(config.prefix)
         self.dead = DeadLetters(batch, dead_topic, placeholder, ours(config))
         self._relations, self._completeness = relations, completeness
+        self._ciphers = ciphers_of(config)
         self._identity = identity
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
@@ -209,7 +211,8 @@ class TableVersions:
         )
         partitions = self._identity.partitions[version.topic]
         masks = [column_mask(selection, column.name) for column in version.columns]
-        encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
+        identity, prefix = self._identity, self._config.prefix
+        encoder = Encoder(version, identity.database, prefix, partitions, masks, self._ciphers)
         return TableRoute(
             encoder,
             self.batch.topic(version.topic, encoder.partitions),

@@ -60,6 +60,7 @@ class TableColumn(NamedTuple):
     generated: str  # empty, s stored, v virtual
     in_identity: bool  # sent with updates and deletes
     in_primary_key: bool
+    type_id: int
 
 
 class Partition(NamedTuple):
@@ -130,7 +131,8 @@ SELECT a.attrelid::bigint, a.attname::text, a.attgenerated::text,
            SELECT FROM pg_index i WHERE i.indrelid = c.oid
            AND a.attnum = ANY({indexes.COLUMNS}) AND {indexes.REPLICA_IDENTITY}),
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary
-               AND a.attnum = ANY({indexes.COLUMNS}))
+               AND a.attnum = ANY({indexes.COLUMNS})),
+       a.atttypid::bigint
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 WHERE a.attrelid = ANY(%s) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from cdc.config.value_options import Values
 from cdc.decode.types import type_name
 from cdc.encode import values
+from cdc.encode.masks import subject_column
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.types import (
     FIRST_YEAR,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cdc.encode.masks import ColumnMask
+    from cdc.keyring.ciphers import Ciphers
     from cdc.log.records import SchemaColumn, SchemaRecord
 
 # Array elements are always read from this form, independent of the configured form of events.
@@ -69,9 +71,15 @@ class CopiedColumn:
     source: SchemaColumn
     type: DeltaType
     mask: ColumnMask | None
+    subject: int | None = None  # the number of the column that names whose key encrypts it
 
-    def query(self, output: str) -> list[str]:
-        """Return the expressions selected for it; `output` is its text, as SQL."""
+    def query(self, output: str, subject: str = "") -> list[str]:  # noqa: PLR0911 - a case a kind
+        """Return the expressions selected for it.
+
+        `output` is its text, and `subject` that of the column that names its subject, as SQL.
+        """
+        if self.mask and self.mask.kind == "encrypt":
+            return [output, subject]
         quoted = '"' + self.name.replace('"', '""') + '"'
         match self.mask and self.mask.kind, self.type.kind:
             case (("null" | "fixed"), _):
@@ -106,7 +114,8 @@ def columns(
             kind = delta_type(name, column.type_modifier, money_digits=money_digits)
         else:
             kind = fixed_type(mask.value) if mask.kind == "fixed" else TEXT
-        found.append(CopiedColumn(column.name, column, kind, mask))
+        subject = mask and subject_column(version.columns, column.name, mask)
+        found.append(CopiedColumn(column.name, column, kind, mask, subject))
     return found
 
 
@@ -114,12 +123,13 @@ class ArrowRows:
     """The batches of one table version; seqs go on from range to range."""
 
     def __init__(
-        self, parts: list[CopiedColumn], schema: pa.Schema, *, lsn: int, at_us: int
-    ) -> None:
+        self, parts: list[CopiedColumn], schema: pa.Schema, *, lsn: int, at_us: int,
+        ciphers: Ciphers | None = None,
+    ) -> None:  # fmt: skip
         self._parts = parts
         self._schema = schema
         self._width = [len(part.query("")) for part in parts]
-        self._convert = [_converter(part, schema.field(part.name).type) for part in parts]
+        self._convert = [_converter(part, schema.field(part.name).type, ciphers) for part in parts]
         self._lsn = pa.scalar(lsn, pa.int64())
         self._at = pa.scalar(at_us, schema.field(delta_layout.COMMITTED_AT).type)
         self.seq = 0
@@ -129,7 +139,9 @@ class ArrowRows:
         selected = [
             expression
             for part, output in zip(self._parts, outputs, strict=True)
-            for expression in part.query(output)
+            for expression in part.query(
+                output, "" if part.subject is None else outputs[part.subject]
+            )
         ]
         # If every column is masked, the rows must still be counted.
         named = (f"{each} AS c{i}" for i, each in enumerate(selected or ["true"]))
@@ -158,7 +170,7 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays(made, schema=self._schema)
 
 
-def _converter(part: CopiedColumn, kind: pa.DataType) -> Converter:  # noqa: PLR0911 - a case a kind
+def _converter(part: CopiedColumn, kind: pa.DataType, ciphers: Ciphers | None) -> Converter:  # noqa: PLR0911 - a case a kind
     match part.mask and part.mask.kind, part.type.kind:
         case "null", _:
             return lambda _, rows: (pa.nulls(rows, kind), None)
@@ -169,6 +181,11 @@ def _converter(part: CopiedColumn, kind: pa.DataType) -> Converter:  # noqa: PLR
         case "hmac", _:
             assert part.mask is not None
             return _hmac(str(part.mask.value).encode())
+        case "encrypt", _:
+            assert part.mask is not None
+            assert part.mask.subject is not None
+            assert ciphers is not None, "the configuration has a keyring"
+            return _encrypted(ciphers.encryptor(part.mask.subject[0]))
         case None, TypeKind.CALENDAR:
             return lambda read, rows: (_within(read[0], read[1], rows), read[1])
         case None, TypeKind.NUMBER:
@@ -212,6 +229,17 @@ def _hmac(key: bytes) -> Converter:
             for text in read[0].to_pylist()
         ]
         return pa.array(digests, pa.string()), None
+
+    return convert
+
+
+def _encrypted(encrypt: Callable[[bytes, bytes], bytes]) -> Converter:
+    def convert(read: list[pa.Array], rows: int) -> tuple[pa.Array, None]:  # noqa: ARG001 - a Converter
+        values = [
+            None if text is None else orjson.loads(encrypt((subject or "").encode(), text.encode()))
+            for text, subject in zip(*(each.to_pylist() for each in read), strict=True)
+        ]
+        return pa.array(values, pa.string()), None
 
     return convert
 

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 from cdc.config import load
 from cdc.encode.masks import ColumnMask
 from cdc.errors import ConfigError
+from cdc.keyring.opening import ciphers_of
 from cdc.log.records import SchemaRecord
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
@@ -169,11 +170,13 @@ class SnapshotReader(DataSourceReader):
         assert isinstance(partition, Ranges)
         config, table = self._config, self._table
         schema = to_arrow_schema(self._schema, timezone="UTC")
+        ciphers = ciphers_of(config)
         rows = ArrowRows(
             columns(table.version, self._hidden, money_digits=config.values.money_fraction_digits),
             schema,
             lsn=table.lsn,
             at_us=table.taken_at_us,
+            ciphers=ciphers,
         )
         pace = Pace(config.snapshot, table.tasks)
         with (
@@ -191,3 +194,5 @@ class SnapshotReader(DataSourceReader):
                         pace.wait(batch.num_rows, batch.nbytes)
                         yield rows.batch(batch)
                 assert rows.seq <= each.first_seq + each.capacity, "a range's block holds its rows"
+        if ciphers:
+            ciphers.make_durable()

@@ -13,13 +13,17 @@ import psycopg
 from msgspec.structs import replace
 
 from cdc.config import Config, Log, Snapshot, Source, TableRule
+from cdc.config.keyring import KeyringConfig
 from cdc.config.value_options import Values
 from cdc.decode import frames
 from cdc.decode.messages import Relation
 from cdc.encode.encoder import Encoder
-from cdc.encode.masks import column_mask
+from cdc.encode.masks import ColumnMask, column_mask
+from cdc.encode.oversize import DeadLetters
 from cdc.encode.routes import TableRoute
 from cdc.events import LSN
+from cdc.keyring.ciphers import Ciphers
+from cdc.keyring.opening import ciphers_of
 from cdc.log.batch import Batch
 from cdc.log.records import SchemaRecord
 from cdc.sequence.relations import RelationRequest, Relations
@@ -58,12 +62,15 @@ class BothWays:
     """A publication and a slot; `compare` compares a COPY's rows with the slot's inserts."""
 
     def __init__(
-        self, dsn: str, rules: dict[str, TableRule] | None = None, publication: str = "ALL TABLES"
-    ) -> None:
+        self, dsn: str, rules: dict[str, TableRule] | None = None, publication: str = "ALL TABLES",
+        keyring: KeyringConfig = KeyringConfig(),  # noqa: B008 - a frozen value
+    ) -> None:  # fmt: skip
         """`publication` is what follows FOR in CREATE PUBLICATION."""
         source = Source(dsn=dsn, tables=("*.*",))
         log = Log(bootstrap_servers="localhost:1", partitions=PARTITIONS, prefix="shop")
-        self.config = Config(pipeline=PIPELINE, source=source, log=log, tables=rules or {})
+        self.config = Config(
+            pipeline=PIPELINE, source=source, log=log, tables=rules or {}, keyring=keyring
+        )
         self.sql = connect(self.config)
         self.write(f"CREATE PUBLICATION {PUBLICATION} FOR {publication}")
         self.sql.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
@@ -146,7 +153,8 @@ class BothWays:
         planned = plans.cut(config, table, version, PARTITIONS, PAGE, seqs)
         batch = Batch()
         chosen = masks(self.config, rows, version)
-        to = _table(batch, version, chosen, Session(position(), {}).dead)
+        ciphers = ciphers_of(self.config)
+        to = _table(batch, version, chosen, Session(position(), {}).dead, ciphers)
         event = to.encoder.copied_format(LSN(7), *transaction(EPOCH, LSN(7), TAKEN_AT_US))
         sent, seqs_seen = [], set()
         for each in [each for number, heap in enumerate(planned) for each in heap.ranges(number)]:
@@ -202,13 +210,19 @@ class _Streamed(Session):
         if new:
             self.new_versions.append(version)
         chosen = [column_mask(selection, column.name) for column in version.columns]
-        table = _table(self.batch, version, chosen, self.dead)
+        table = _table(self.batch, version, chosen, self.dead, ciphers_of(config))
         self.sequencer.describe(relation.relation_id, table)
         return version
 
 
-def _table(batch: Batch, version: SchemaRecord, chosen: Any, dead: Any) -> TableRoute:  # noqa: ANN401
-    encoder = Encoder(version, DATABASE, "shop", PARTITIONS, chosen)
+def _table(
+    batch: Batch,
+    version: SchemaRecord,
+    chosen: list[ColumnMask | None],
+    dead: DeadLetters,
+    ciphers: Ciphers | None,
+) -> TableRoute:
+    encoder = Encoder(version, DATABASE, "shop", PARTITIONS, chosen, ciphers)
     return TableRoute(encoder, batch.topic(version.topic, encoder.partitions), dead)
 
 

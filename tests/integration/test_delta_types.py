@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +17,12 @@ from psycopg import sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdc.config import Config, Log, Source
+from cdc.config.keyring import KeyringConfig
 from cdc.encode.masks import ColumnMask
 from cdc.errors import ConfigError, RewrittenError
 from cdc.events import LSN
+from cdc.keyring import file
+from cdc.keyring.opening import ciphers_of
 from cdc.log.records import SchemaRecord
 from cdc.snapshot.initial.records import PlannedTable
 from cdc.source.connection import connect
@@ -224,16 +228,19 @@ def test_types_are_natural_if_values_are_exact_and_text_otherwise(
 
 
 def test_each_row_has_its_place_and_masks_hide_here_too(
-    decoded: Decoded, mirror: Callable[[], Mirror]
+    decoded: Decoded, mirror: Callable[[], Mirror], tmp_path: Path
 ) -> None:
-    decoded.write("CREATE TABLE m (id int PRIMARY KEY, a text, b text, c int, d text)")
+    decoded.write("CREATE TABLE m (id int PRIMARY KEY, a text, b text, c int, d text, e int)")
     decoded.write(
-        "INSERT INTO m SELECT i, 'secret' || i, 'x' || repeat('y', 500), i, NULL"
+        "INSERT INTO m SELECT i, 'secret' || i, 'x' || repeat('y', 500), i, NULL, nullif(i, 1)"
         " FROM generate_series(1, 200) i"
     )
     source = mirror()
     table = source.table("m", pages_per_range=3)
     assert len(table.ranges) > 3
+    file.create(tmp_path / "keys.sqlite")
+    keyring = KeyringConfig(path=str(tmp_path / "keys.sqlite"))
+    source.config = replace(source.config, keyring=keyring)
     decoded.write("INSERT INTO m VALUES (999, 'later', '', 0, '')")
     decoded.write("DELETE FROM m WHERE id = 1")
     masks = [
@@ -242,12 +249,20 @@ def test_each_row_has_its_place_and_masks_hide_here_too(
         ColumnMask("truncate:2", "truncate", 2),
         ColumnMask("null", "null"),
         ColumnMask("fixed", "fixed", 7),
+        ColumnMask("encrypt:user:id", "encrypt", "user:id"),
     ]
     rows = source.read(table, masks)
     assert sorted(rows["id"].to_pylist()) == list(range(1, 201))
     first = next(row for row in rows.to_pylist() if row["id"] == 1)
     assert first["a"] == hmac.digest(b"k" * 16, b"secret1", "sha256").hex()
-    assert (first["b"], first["c"], first["d"]) == ("xy", None, 7)
+    assert (first["b"], first["c"], first["d"], first["e"]) == ("xy", None, 7, None)
+    ciphers = ciphers_of(source.config)
+    assert ciphers is not None
+    # As the stream encrypts it.
+    encrypt = ciphers.encryptor("user")
+    for row in rows.to_pylist():
+        text = f"{row['id']}".encode()
+        assert row["id"] == 1 or encrypt(text, text) == f'"{row["e"]}"'.encode()
     assert set(rows[delta_layout.COMMIT_LSN].to_pylist()) == {0x16E9058}
     seqs = rows[delta_layout.SEQ].to_pylist()
     assert len(set(seqs)) == 200

@@ -180,6 +180,7 @@ with lockstep.Client(config) as client:
 
 
 @pytest.mark.long("minutes: Kafka gives back what a killed member had after its lock")
+@pytest.mark.timeout(1_500)
 @pytest.mark.parametrize("count", [10_000, 100_000], ids=str)
 def test_killed_members_lose_nothing_and_the_limit_is_kept(
     count: int, pipeline: NewPipeline, tmp_path: Path

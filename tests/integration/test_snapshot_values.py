@@ -6,6 +6,7 @@ All except what distinguishes them: `op`, `seq`, the times and the position in t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cdc.config import Mask, TableRule
+from cdc.config.keyring import KeyringConfig
 from cdc.config.value_options import Values
 from cdc.errors import ConfigError
+from cdc.keyring import file
 from tests.fixtures.servers import Database
 from tests.integration.both_ways import BothWays
 from tests.integration.test_values_ascii import ascii_dsn, write
@@ -148,7 +151,7 @@ def test_tables_of_every_shape_are_the_same(database: Database, partitions: str)
         )
 
 
-def test_masks_keys_columns_and_filters_are_the_same(database: Database) -> None:
+def test_masks_keys_columns_and_filters_are_the_same(database: Database, tmp_path: Path) -> None:
     secret = Mask("hmac", "a key of the tests' own")
     rules = {
         "public.users": TableRule(
@@ -157,22 +160,26 @@ def test_masks_keys_columns_and_filters_are_the_same(database: Database) -> None
             mask={
                 "tenant": secret, "email": secret, "name": Mask("truncate", 2),
                 "note": Mask("null"), "salary": Mask("fixed", 0), "tags": Mask("fixed", "***"),
+                "city": Mask("encrypt", "user:id"),
             },
         )
     }  # fmt: skip
     database.execute(
         "CREATE TABLE users (id int PRIMARY KEY, tenant text NOT NULL, email text, name text,"
-        " note text, salary int, tags text[], password text)",
+        " note text, salary int, tags text[], password text, city text)",
         "CREATE UNIQUE INDEX by_tenant ON users (tenant, id)",
         "ALTER TABLE users REPLICA IDENTITY USING INDEX by_tenant",
     )
     with database.connect() as connection:
         major = connection.info.server_version // 10_000
-    narrowed = " (id, tenant, email, name, note, salary, tags) WHERE (id > 10)"
-    with BothWays(database.dsn, rules, f"TABLE users{narrowed if major >= 15 else ''}") as ways:
+    narrowed = " (id, tenant, email, name, note, salary, tags, city) WHERE (id > 10)"
+    keyring = KeyringConfig(path=str(tmp_path / "keys.sqlite"))
+    file.create(tmp_path / "keys.sqlite")
+    captured = f"TABLE users{narrowed if major >= 15 else ''}"
+    with BothWays(database.dsn, rules, captured, keyring) as ways:
         ways.write(
             "INSERT INTO users SELECT n, 't' || n % 3, 'e' || n, 'Zoë' || n, 'secret', n, '{a}',"
-            " 'pw' FROM generate_series(1, 40) n",
+            " 'pw', 'secret' FROM generate_series(1, 40) n",
             "INSERT INTO users (id, tenant) VALUES (41, 't')",
         )
         rows = ways.compare()

@@ -28,6 +28,7 @@ from cdc.decode.messages import (
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.encode.routes import TableRoute as Route
+from cdc.keyring.ciphers import Ciphers
 from cdc.log.records import SchemaRecord
 from cdc.sequence.relations import RelationRequest
 from cdc.source.lookups import TableFacts
@@ -52,9 +53,12 @@ FIXED = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size
 class Masking(Session):
     """A session with a selection."""
 
-    def __init__(self, table: Table, selection: TableSelection) -> None:
+    def __init__(
+        self, table: Table, selection: TableSelection, ciphers: Ciphers | None = None
+    ) -> None:
         super().__init__(position(), {table.relation.relation_id: table.primary_key})
         self.selection = selection
+        self.ciphers = ciphers
 
     def describe(self, relation: Relation) -> SchemaRecord:
         sequencer = self.sequencer
@@ -63,14 +67,19 @@ class Masking(Session):
         request = RelationRequest(relation, facts, types, lsn, selection=self.selection)
         version, _ = self.relations.version(request, replaying=False)
         masks = [column_mask(self.selection, column.name) for column in version.columns]
-        encoder = Encoder(version, DATABASE, PREFIX, PARTITIONS, masks)
+        encoder = Encoder(version, DATABASE, PREFIX, PARTITIONS, masks, self.ciphers)
         route = Route(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
         sequencer.describe(relation.relation_id, route)
         return version
 
 
-def published(table: Table, rows: list[RowMessage], selection: TableSelection) -> list[Published]:
-    session = Masking(table, selection)
+def published(
+    table: Table,
+    rows: list[RowMessage],
+    selection: TableSelection,
+    ciphers: Ciphers | None = None,
+) -> list[Published]:
+    session = Masking(table, selection, ciphers)
     session.feed([begin(), frame(table.relation), *(frame(row) for row in rows)])
     return session.waiting()
 

@@ -33,6 +33,7 @@ ADDRESSES: Final = {
     "delta.path": "/lake/shop",
     "tracing.endpoint": "http://me:{0}@localhost:1/v1/traces?token={0}",
     "archive.path": "/lake/archive",
+    "keyring.path": "/lake/keys.sqlite",
     "followers.delta.delta.path": "/lake/other",
 }
 STORES: Final = ("delta", "redis", "opensearch", "sql", "plugin")
@@ -92,6 +93,7 @@ def configuration() -> dict[str, Any]:
     given["pipeline"] = "shop"
     given["followers"]["opensearch"]["opensearch"]["user"] = "me"
     given["followers"]["plugin"]["plugin"]["kind"] = "files"
+    given["keyring"]["plugin"] = "vault"
     return given
 
 
@@ -130,6 +132,7 @@ def test_every_place_for_a_secret_is_filled() -> None:
         "followers.opensearch.opensearch.mappings.public.users.a.password",
         "followers.sql.sql.url",
         "followers.plugin.plugin.options.any.name",
+        "keyring.options.any.name",
     } <= found
 
 
@@ -275,8 +278,8 @@ def test_a_line_that_is_no_yaml_is_named_and_not_quoted(
 # --- no field is forgotten ---
 
 _REVEALS = re.compile(r"pass|secret|token|credential|jaas|pem|\bkey|dsn|url|listen|servers|path")
-# Files and templates whose names look like secrets.
-_HARMLESS: Final = {"password_file", "token_file", "key"}
+# Files, templates and sections whose names look like secrets.
+_HARMLESS: Final = {"password_file", "token_file", "key", "keyring"}
 # Maps whose entries name tables and columns.
 _NAMES: Final = {"aliases", "by"}
 

@@ -14,8 +14,8 @@ from cdc.operate.findings import Finding, Severity
 from cdc.source.tables import TableColumn
 from tests.unit.test_control_doctor import CONFIG, TABLE
 
-NAME = TableColumn("name", "", in_identity=False, in_primary_key=False)
-COLUMNS = [TableColumn("id", "", in_identity=True, in_primary_key=True), NAME]
+NAME = TableColumn("name", "", in_identity=False, in_primary_key=False, type_id=25)
+COLUMNS = [TableColumn("id", "", in_identity=True, in_primary_key=True, type_id=23), NAME]
 FACTS = CapturedTables(
     {
         "public.users": TABLE,

@@ -24,11 +24,11 @@ from tests.unit.test_control_doctor import SERVER, TABLE
 
 OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
 COLUMNS = [
-    TableColumn("id", "", in_identity=True, in_primary_key=True),
-    TableColumn("email", "", in_identity=False, in_primary_key=False),
-    TableColumn("born", "", in_identity=False, in_primary_key=False),
-    TableColumn("age", "s", in_identity=False, in_primary_key=False),
-    TableColumn("label", "v", in_identity=False, in_primary_key=False),
+    TableColumn("id", "", in_identity=True, in_primary_key=True, type_id=23),
+    TableColumn("email", "", in_identity=False, in_primary_key=False, type_id=25),
+    TableColumn("born", "", in_identity=False, in_primary_key=False, type_id=25),
+    TableColumn("age", "s", in_identity=False, in_primary_key=False, type_id=25),
+    TableColumn("label", "v", in_identity=False, in_primary_key=False, type_id=25),
 ]
 FULL = [column._replace(in_identity=True) for column in COLUMNS]
 
@@ -130,7 +130,7 @@ def test_an_identity_that_holds_an_unpublished_generated_column_is_refused_on_18
 def test_a_column_that_a_store_has_for_itself_is_refused(
     column: str, store: dict[str, Any], *, refused: bool
 ) -> None:
-    named = TableColumn(column, "", in_identity=False, in_primary_key=False)
+    named = TableColumn(column, "", in_identity=False, in_primary_key=False, type_id=25)
     config = replace(configured(), followers={"copy": convert(store, Follower)})
     wanted = plan(config, SERVER, [TABLE], {TABLE.oid: [*COLUMNS, named]})
     assert [each.check for each in wanted.problems] == ["store_names"] * refused

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
+from cdc.config.keyring import KeyringConfig
 from cdc.config.model import Log
 from cdc.errors import CDCError, FencedError, InvariantError, UnavailableError
 from cdc.log import producer_pool as pool_module
@@ -102,6 +103,7 @@ class World:
 
     # This also stands in for the writers' configuration.
     log = SimpleNamespace(direct="off", replication_factor=1)
+    keyring = KeyringConfig()
 
     def __init__(self) -> None:
         self.done: list[str] = []

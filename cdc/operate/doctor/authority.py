@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from cdc.config import meaning
-from cdc.operate.findings import Finding, note, ok, warning
+from cdc.errors import CDCError
+from cdc.keyring.opening import open_keyring
+from cdc.operate.findings import Finding, error, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.source import rights
 from cdc.source.rights import DsnFacts
@@ -32,6 +34,7 @@ _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 
 def examine(connection: Connection, config: Config) -> Iterator[Finding]:
     yield from check_secret(config)
+    yield from check_keyring(config)
     yield from check_connections(config)
     yield from check_rights(rights.read(connection), config.values.invalid_text_handling_mode)
 
@@ -44,6 +47,18 @@ def check_secret(config: Config) -> Iterator[Finding]:
             "control.secret is not set: the daemon obeys no `cdc snapshot` and no `cdc table add`"
         )
         yield note("control_secret", what, "control.secret: (openssl rand -hex 32)")
+
+
+def check_keyring(config: Config) -> Iterator[Finding]:
+    """Find out whether the keys of encrypted columns can be used here."""
+    if not config.keyring.is_there:
+        return
+    try:
+        counts = open_keyring(config.keyring).counts()
+    except CDCError as failure:
+        yield error("keyring", failure.what, failure.hint)
+    else:
+        yield ok("keyring", f"{counts.keys:,} subjects have a key, {counts.forgotten:,} had one")
 
 
 def check_rights(found: Rights, invalid_text: str = "fail") -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from cdc.encode.masks import column_mask
 from cdc.encode.oversize import DeadLetters
 from cdc.encode.routes import TableRoute
 from cdc.errors import ConfigError, FencedError, ProtocolError, RewrittenError
+from cdc.keyring.opening import ciphers_of
 from cdc.log import names, topics
 from cdc.log.batch import Batch
 from cdc.log.limits import limits, ours
@@ -76,6 +77,7 @@ class CopyTask:
         )
         self._tables: dict[int, tuple[TableRoute, bytes]] = {}
         self._closing = ExitStack()
+        self._ciphers = ciphers_of(config)
 
     def __enter__(self) -> Self:
         """Fence the task's predecessor, check that the plan is still current, connect. Blocks."""
@@ -138,6 +140,8 @@ class CopyTask:
             seconds=round(time.monotonic() - began, 3),
         )
         publisher.add(*topic.range_record(config, record))
+        if self._ciphers:
+            self._ciphers.make_durable()
         failpoints.reach("before_range_commit")
         publisher.commit()
         failpoints.reach("after_range_commit")
@@ -172,6 +176,7 @@ class CopyTask:
                 config.prefix,
                 planned.partitions,
                 masks(config, self._sql, version),
+                self._ciphers,
             )
             table = TableRoute(encoder, self._batch.topic(name, encoder.partitions), self._dead)
             members = transaction(plan.epoch, plan.lsn, plan.taken_at_us)
