@@ -138,17 +138,23 @@ def _explained(view: ViewPlan) -> dict[str, Any]:
         "view": view.name,
         "key": list(view.key),
         "columns": {name: kind.title for name, kind in view.columns.items()},
-        "tables": {
-            table: f"complete recompute, because {view.full_for[table]}"
-            if table in view.full_for
-            else f"the affected {', '.join(view.anchor)}"
-            for table in sorted(view.tables)
-        },
+        "tables": {table: _way(view, table) for table in sorted(view.tables)},
         "sql": view.new
         if view.code is None
         else "; ".join(f"{each.new} (for {each.name})" for each in view.code.inputs),
         "affected": [{"table": each.table, "sql": each.sql} for each in view.affected],
     }
+
+
+def _way(view: ViewPlan, table: str) -> str:
+    """Return how changes of a table are followed."""
+    if table not in view.full_for:
+        return f"the affected {', '.join(view.anchor)}"
+    complete = f"complete recompute, because {view.full_for[table]}"
+    if view.ranked is None or table in view.ranked.all.full_for:
+        return complete
+    anchor = ", ".join(view.ranked.all.anchor)
+    return f"the affected {anchor} of all rows, while these fit in memory; otherwise {complete}"
 
 
 @main.command()

@@ -21,7 +21,7 @@ from lockstep.jobs.views.firsts import first_rows
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import joined, reduction
 from lockstep.jobs.views.results import COUNT, change, checked, encoded, key_error, typed, wrong_key
-from lockstep.jobs.views.states import SMALL_ROWS
+from lockstep.jobs.views.states import SMALL_ROWS, Rows
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Changes
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.jobs.views.answers import Answers
     from lockstep.jobs.views.costs import Costs
-    from lockstep.jobs.views.plans import ViewPlan
+    from lockstep.jobs.views.plans import Ranked, ViewPlan
     from lockstep.jobs.views.states import TableStates
     from lockstep.jobs.views.types import Type
     from lockstep.sinks.contract import Applied
@@ -113,16 +113,28 @@ class Computation:
         was = self._answers.before(self._view, self._cut)
         if not changed:
             self._answers.keep(self._view, self._cut, was)
+            if self._view.ranked is not None:
+                every = self._view.ranked.all
+                self._answers.keep(every, self._cut, self._answers.before(every, self._cut))
             return
         if was is not None and (after := self._added(changed, was)) is not None:
             yield from self._differing(was, *after)
             return
-        try:
+        if (chosen := self._chosen(changed, was)) is not None:
+            yield from chosen
+            return
+        with self._unpersisted():
             affected = self._affected(changed)
             if affected is None:
                 self._answers.keep(self._view, self._cut, was)
             else:
                 yield from self._differences(affected, was)
+
+    @contextmanager
+    def _unpersisted(self) -> Iterator[None]:
+        """Free the anchors that were kept, at the end of the block."""
+        try:
+            yield
         finally:
             if self._kept is not None:
                 self._kept.unpersist()
@@ -352,6 +364,55 @@ class Computation:
         self._reduced.clear()
         return None
 
+    def _chosen(self, changed: Sequence[str], was: pa.Table | None) -> Iterator[Changes] | None:
+        """Return how the first ones of all rows differ; None if all are not kept, or not known."""
+        ranked = self._view.ranked
+        if ranked is None or not any(each in self._view.full_for for each in changed):
+            return None
+        every = Computation(
+            self._spark, ranked.all, self._tables, self._cut, self._answers, self._costs
+        )
+        with every._unpersisted():
+            rows = every._all_rows(changed)
+        if rows is None:
+            return None
+        self._decide("keys", f"the first ones of {rows.new.num_rows:,} rows: {every.decision.why}")
+        was = self._first(ranked, rows.old) if was is None else was
+        affected = pa.chunked_array([pa.repeat(True, was.num_rows)])  # noqa: FBT003 - the value
+        return self._differing(was, affected, self._first(ranked, rows.new))
+
+    def _all_rows(self, changed: Sequence[str]) -> Rows | None:
+        """Return all rows before and after the cut, without any error; None if they are many.
+
+        Those after it are noted.
+        """
+        was = self._answers.before(self._view, self._cut)
+        affected = self._affected(changed)
+        if affected is not None and affected.anchors is None:
+            return None
+        if was is None:
+            if not self._can_know(affected or _EVERY):
+                return None
+            self._reduced.clear()
+            was = self._before(check=False)
+        now = was if affected is None or was is None else self._now(affected.test, was)
+        if was is None or now is None:
+            return None
+        if affected is not None and affected.anchors is not None:
+            others = pc.invert(comparing.among(was, affected.anchors))
+            now = pa.concat_tables([was.filter(others), now])
+        self._answers.keep(self._view, self._cut, now)
+        return Rows(was, now)
+
+    def _first(self, ranked: Ranked, rows: pa.Table) -> pa.Table:
+        """Return the first ones of all rows."""
+        kinds = ranked.all.columns.items()
+        fields = ", ".join(f"{quoted(name)} {kind.spark}" for name, kind in kinds)
+        # Spark 4.2 takes a table that starts with an empty chunk for an empty one.
+        frame = self._spark.createDataFrame(rows.combine_chunks(), fields)
+        frame.createOrReplaceTempView(quoted(ranked.relation))
+        return checked(self._view, typed(self._view, self._spark.sql(ranked.first).toArrow()))
+
     def _can_know(self, affected: _Affected) -> bool:
         """Return whether all rows of the view before the cut are worth computing once."""
         if self._answers.is_large(self._view):
@@ -366,15 +427,20 @@ class Computation:
         rows = self._spark.sql(f"{self._rows(NEW, test)} LIMIT {most + 1}").toArrow()
         return typed(self._view, rows) if rows.num_rows <= most else None
 
-    def _before(self) -> pa.Table | None:
-        """Return all rows of the view before the cut; None if they are many."""
+    def _before(self, *, check: bool = True) -> pa.Table | None:
+        """Return all rows of the view before the cut; None if they are many.
+
+        `check`: whether a key that is none is an error.
+        """
         query = self._rows(OLD, "")
         few = self._spark.sql(f"{query} LIMIT {_FEW_ROWS + 1}").toArrow()
         if few.num_rows <= _FEW_ROWS:
-            return checked(self._view, typed(self._view, few))
+            rows = typed(self._view, few)
+            return checked(self._view, rows) if check else rows
         found = Gathered()
         for part in streamed(self._spark.sql(query)):
-            found.add(checked(self._view, typed(self._view, part)))
+            rows = typed(self._view, part)
+            found.add(checked(self._view, rows) if check else rows)
             if found.is_over:
                 self._answers.note_large(self._view)
                 break

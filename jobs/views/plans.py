@@ -26,6 +26,7 @@ from lockstep.jobs.views.parsing import (
     tables,
 )
 from lockstep.jobs.views.paths import Route, route
+from lockstep.jobs.views.ranking import ranking
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.translating import Query, Translator, relation
 from lockstep.jobs.views.types import COMPARED, FLOATS, of
@@ -34,6 +35,8 @@ from lockstep.sinks.contract import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from sqlglot import exp
 
     from cdc.config.views import View
 
@@ -90,11 +93,20 @@ class ViewPlan(NamedTuple):
     routes: tuple[Route, ...] = ()  # of all tables' occurrences; none if Python makes rows of it
     column_names: frozenset[str] = frozenset()  # of all tables' columns that it reads
     firsts: Firsts | None = None  # if its rows are the first ones of each key
+    ranked: Ranked | None = None  # if its rows are the first ones of all
 
     @property
     def is_of_mirrors(self) -> bool:
         """Whether Postgres can't answer it: Python makes rows of it, or values are masked."""
         return self.code is not None or bool(self.made) or self.is_masked
+
+
+class Ranked(NamedTuple):
+    """Of which rows a view's are the first ones, and which those are."""
+
+    all: ViewPlan  # of no store, with a key that may occur more than once
+    relation: str  # the temporary view that has them
+    first: str  # Spark's SQL, of it
 
 
 class _Query(NamedTuple):
@@ -111,6 +123,7 @@ class _Query(NamedTuple):
     routes: tuple[Route, ...]
     column_names: frozenset[str]
     firsts: Firsts | None
+    query: exp.Query
 
 
 def plan(
@@ -173,6 +186,7 @@ def _of_sql(
         routes=found.routes,
         column_names=found.column_names,
         firsts=found.firsts,
+        ranked=_ranked(name, view.key, found, versions) if found.full_for else None,
     )
 
 
@@ -247,9 +261,18 @@ def _query(
     """Return what is known of a query, one of `sqls`; views in Python are tables to it."""
     code = frozenset(each for each, view in views.items() if isinstance(view, PythonView))
     made = tuple(plan(each, views, versions, above) for each in named_code(name, sqls, code))
-    tables_of = {table: each for each in made for table in each.tables}
     known = {**versions, **{each.version.name: each.version for each in made}}
-    query = resolved(name, sqls, known, code)
+    return _known(resolved(name, sqls, known, code), key, known, made)
+
+
+def _known(
+    query: exp.Query,
+    key: tuple[str, ...],
+    known: Mapping[str, Version],
+    made: tuple[ViewPlan, ...] = (),
+) -> _Query:
+    """Return what is known of a resolved query."""
+    tables_of = {table: each for each in made for table in each.tables}
     new, old = (Translator(known, state).query(query) for state in (NEW, OLD))
     named = frozenset(tables(query)) - {each.version.name for each in made}
     try:
@@ -277,11 +300,49 @@ def _query(
         affected,
         full_for,
         made,
-        is_masked=not _masked(named, versions).isdisjoint(read),
+        is_masked=not _masked(named, known).isdisjoint(read),
         routes=() if made else tuple(dict.fromkeys(routes)),
         column_names=frozenset(read),
         firsts=None if made else firsts(query, new.columns),
+        query=query,
     )
+
+
+def _ranked(
+    name: str, key: tuple[str, ...], found: _Query, versions: Mapping[str, Version]
+) -> Ranked | None:
+    """Return what a view's rows are the first ones of; None if that can't be kept up to date."""
+    named = f"{name} (all)"
+    parts = None if found.made else ranking(found.query, SCHEMA, named)
+    if parts is None:
+        return None
+    every = _known(parts.all, key, versions)
+    columns = types.columns(every.new.columns)
+    version = Version(1, SCHEMA, named, f"{SCHEMA}.{named}", parts.order, columns, {})
+    try:
+        first = Translator({version.name: version}, NEW).query(parts.first)
+    except UnsupportedError:
+        return None
+    if every.full_for.keys() >= every.tables:
+        return None
+    plan_ = ViewPlan(
+        named,
+        key,
+        version,
+        every.new.sql,
+        every.old.sql,
+        every.new.columns,
+        every.tables,
+        every.anchor,
+        every.affected,
+        every.full_for,
+        is_strict=False,
+        definition=_definition(every.new.sql, "", version),
+        is_masked=every.is_masked,
+        routes=every.routes,
+        column_names=every.column_names,
+    )
+    return Ranked(plan_, relation(version.name, NEW), first.sql)
 
 
 def _masked(named: Iterable[str], versions: Mapping[str, Version]) -> set[str]:

@@ -45,7 +45,7 @@ _OTHERS: Final = (
 )
 
 
-def _statement(chosen: Random, at: int) -> str:
+def statement(chosen: Random, at: int) -> str:
     """Return a change; days and times repeat, and some days are NULL."""
     texts: tuple[str, ...] = _OTHERS
     if chosen.random() < 0.85:
@@ -77,7 +77,7 @@ def test_the_first_rows_of_each_key_are_postgres_own_after_each_cut(
         with database.connect() as connection:
             connection.execute(f"SELECT setseed({chosen.random()})".encode())
             for _ in range(chosen.choice([1, 1, 1, 2])):
-                connection.execute(_statement(chosen, 10 * step + 1000 * (step % 3)).encode())
+                connection.execute(statement(chosen, 10 * step + 1000 * (step % 3)).encode())
         shop.cut()
         decisions = shop.follow(spark, lambda: MemorySink(name), restarted=step % 13 == 0)
         for view in _VIEWS:
