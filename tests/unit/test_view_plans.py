@@ -194,6 +194,45 @@ def test_a_condition_above_an_aggregate_leads_only_through_its_group() -> None:
     assert set(by_value.full_for) == {"public.orders"}
 
 
+_LIMITS = {
+    "by two columns": "SELECT id FROM orders ORDER BY placed DESC, id LIMIT 3",
+    "by a text": 'SELECT id FROM customers ORDER BY region COLLATE "C" DESC, id LIMIT 3',
+    "by an aggregate": """
+        SELECT customer_id AS id FROM orders GROUP BY customer_id ORDER BY count(*), 1 LIMIT 1""",
+    "of a CTE": """
+        WITH some AS (SELECT id, state FROM orders)
+        SELECT id FROM some WHERE state <> 'x' ORDER BY state COLLATE "C", id LIMIT 9""",
+    "written as numbers": """
+        SELECT id FROM (SELECT id, row_number() OVER (ORDER BY placed, id DESC) AS p FROM orders) x
+        WHERE p BETWEEN 2 AND 4""",
+}
+_OTHER_NUMBERS = {
+    "of each key": """
+        SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY customer_id ORDER BY id) AS p
+                        FROM orders) x WHERE p = 1""",
+    "with another window": """
+        SELECT id, p, q FROM (SELECT id, row_number() OVER (ORDER BY id) AS p,
+                              count(*) OVER (ORDER BY id DESC) AS q FROM orders) x WHERE p < 3""",
+}
+
+
+@pytest.mark.parametrize("name", _LIMITS)
+def test_changed_rows_lead_to_the_rows_that_a_limit_chooses_from(name: str) -> None:
+    found = _plan(_LIMITS[name])
+    assert found.full_for
+    assert found.ranked is not None
+    every = found.ranked.all
+    assert (every.anchor, dict(every.full_for)) == (("id",), {})
+    assert len(every.version.key) == 2
+    assert "row_number" not in every.new
+    assert "row_number" in found.ranked.first
+
+
+@pytest.mark.parametrize("name", _OTHER_NUMBERS)
+def test_no_rows_are_kept_where_no_limit_chooses_from_them(name: str) -> None:
+    assert _plan(_OTHER_NUMBERS[name]).ranked is None
+
+
 def test_an_outer_joins_condition_is_not_one_of_other_tables_changes() -> None:
     found = _plan(
         "SELECT o.id FROM orders o LEFT JOIN customers c ON c.id = o.customer_id AND c.region = 'x'"
