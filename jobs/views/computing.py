@@ -391,7 +391,8 @@ class Computation:
         if affected is not None and affected.anchors is None:
             return None
         if was is None:
-            if not self._can_know(affected or _EVERY):
+            # Otherwise they are all computed in each cut.
+            if not self._can_know(_EVERY):
                 return None
             self._reduced.clear()
             was = self._before(check=False)

@@ -11,6 +11,7 @@ frontier, and what it holds is not read. So every store of the contract can have
 
 from __future__ import annotations
 
+import gc
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -100,6 +101,7 @@ class ViewCuts(MirrorCuts):
                 clock = Stopwatch()
                 yield from clock.timed(work.changes(is_built=_is_stored(view, stored)))
                 self._note(view, work.decision, clock.seconds, after.lsn)
+                gc.collect(1)  # the JVM holds a view's DataFrames until their cycles are collected
         changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
         if changed:
             yield definitions.changes(changed, after)
