@@ -27,8 +27,9 @@ _NULL: Final = b"null"
 _PREFIX: Final = "enc:"
 # In front of each text: an empty one can't be encrypted. Other bytes are for other releases.
 _FORMAT: Final = b"\x01"
-# Of the subjects met last; one takes some 500 bytes.
-_CACHED: Final = 50_000
+# Of the subjects met last: keys of some 300 bytes, and ciphers of 5 KB that are made of them.
+_KEYS: Final = 50_000
+_CIPHERS: Final = 2_000
 
 
 class _Cipher(NamedTuple):
@@ -42,7 +43,8 @@ class Ciphers:
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
         self._changes = keyring.changes()
-        self._cipher = lru_cache(_CACHED)(self._new_cipher)
+        self._key = lru_cache(_KEYS)(keyring.key_of)
+        self._cipher = lru_cache(_CIPHERS)(self._new_cipher)
 
     def encryptor(self, kind: str) -> Callable[[bytes, bytes], bytes]:
         """Return the function of subject and text, as Postgres writes them.
@@ -62,7 +64,7 @@ class Ciphers:
         return encrypt
 
     def _new_cipher(self, subject: bytes) -> _Cipher | None:
-        key = self.keyring.key_of(subject)
+        key = self._key(subject)
         return key and _Cipher(self.keyring.number + key.number, AESSIV(key.secret))
 
     def make_durable(self) -> None:
@@ -73,6 +75,7 @@ class Ciphers:
         self.keyring.make_durable()
         if (changes := self.keyring.changes()) != self._changes:
             self._changes = changes
+            self._key.cache_clear()
             self._cipher.cache_clear()
 
     def decrypt(self, value: str | None) -> str | None:

@@ -41,10 +41,19 @@ _POLL_SECONDS: Final = 0.05
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE keys (
-    subject BLOB PRIMARY KEY, number BLOB NOT NULL UNIQUE, secret BLOB NOT NULL
+    subject BLOB PRIMARY KEY, number BLOB NOT NULL UNIQUE, secret BLOB NOT NULL,
+    syncs INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE forgotten (subject BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
 """
+_SYNCS: Final = "(SELECT value FROM facts WHERE name = 'syncs')"
+# A key is on disk once there was a sync after it, by any process.
+_FIND: Final = f"SELECT number, secret, syncs < {_SYNCS} FROM keys WHERE subject = ?"  # noqa: S608 - our own
+# A transaction of its own.
+_ADD: Final = f"""
+INSERT OR IGNORE INTO keys SELECT :subject, :number, :secret, {_SYNCS}
+WHERE NOT EXISTS (SELECT 1 FROM forgotten WHERE subject = :subject)
+"""  # noqa: S608 - our own
 
 
 def create(path: Path) -> None:
@@ -114,20 +123,20 @@ class FileKeyring:
     def key_of(self, subject: bytes) -> Key | None:
         hashed = self._hashed(subject)
         with self._lock, _translated(self._path):
-            found = self._rows("SELECT number, secret FROM keys WHERE subject = ?", hashed)
-            if found:
-                return Key(*found[0])
-            with self._writing():
-                # Another process may have been first.
-                found = self._rows("SELECT number, secret FROM keys WHERE subject = ?", hashed)
-                if found:
-                    return Key(*found[0])
-                if self._rows("SELECT 1 FROM forgotten WHERE subject = ?", hashed):
-                    return None
-                made = Key(os.urandom(KEY_NUMBER_BYTES), os.urandom(KEY_BYTES))
-                self._file.execute("INSERT INTO keys VALUES (?, ?, ?)", (hashed, *made))
+            if (found := self._found(hashed)) is not None:
+                return found
+            made = Key(os.urandom(KEY_NUMBER_BYTES), os.urandom(KEY_BYTES))
+            if self._file.execute(_ADD, {"subject": hashed, **made._asdict()}).rowcount:
                 self._is_durable = False
                 return made
+            # Another process was first, or the subject is forgotten.
+            return self._found(hashed)
+
+    def _found(self, hashed: bytes) -> Key | None:
+        for number, secret, is_durable in self._rows(_FIND, hashed):
+            self._is_durable &= bool(is_durable)
+            return Key(number, secret)
+        return None
 
     def find(self, number: bytes) -> bytes | None:
         with self._lock, _translated(self._path):

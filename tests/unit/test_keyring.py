@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -130,6 +131,29 @@ def test_processes_and_threads_that_meet_a_subject_get_one_key(path: Path) -> No
     with ThreadPoolExecutor(4) as threads:
         keys = list(threads.map(lambda _: ring.key_of(EVE), range(40)))
     assert len(set(keys)) == 1
+
+
+def test_a_key_of_another_process_is_synced_by_all_who_use_it(path: Path) -> None:
+    """The one that made it may not have come to its commit yet."""
+    one, other = file.FileKeyring(path), file.FileKeyring(path)
+    one.key_of(ADA)
+    assert not syncs(path)
+    other.key_of(ADA)
+    other.make_durable()
+    assert syncs(path) == 1
+    for ring in (one, file.FileKeyring(path)):
+        ring.key_of(ADA)
+        ring.make_durable()
+    assert syncs(path) == 2, "the one that made it does not know of the other's sync"
+    file.FileKeyring(path).key_of(ADA)
+    other.make_durable()
+    assert syncs(path) == 2
+
+
+def syncs(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as raw:
+        ((found,),) = raw.execute("SELECT value FROM facts WHERE name = 'syncs'").fetchall()
+    return int(found)
 
 
 def test_a_process_that_dies_leaves_its_keys(path: Path) -> None:
