@@ -62,7 +62,7 @@ def test_each_view_is_postgres_own_answer_after_each_cut(
             decisions = shop.follow(spark, lambda: MemorySink(name), restarted=step > 1)
         for view, (how, why) in decisions.items():
             done.setdefault(view, set()).add(how)
-            if how == "keys" and " rows" in why:
+            if how == "keys" and "made of" in why:
                 read_here.add((step, view))
         wrong += [
             f"cut {step}, {decisions[view]}, {found}"
