@@ -204,6 +204,8 @@ class ProducerPool:
                 flushed.result()
                 moments.acknowledged = time.monotonic()
                 failpoints.reach("after_flush")
+                if self._ciphers:
+                    self._ciphers.make_durable()
                 if before:
                     before.result()
                     failpoints.reach("in_turn")
@@ -211,8 +213,6 @@ class ProducerPool:
             except CDCError:
                 publisher.abort()
                 raise
-            if self._ciphers:
-                self._ciphers.make_durable()
             publisher.commit()
             moments.answered = time.monotonic()
 

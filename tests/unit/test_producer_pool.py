@@ -341,6 +341,23 @@ def test_a_batch_that_cannot_be_sent_is_aborted_and_raises_why(world: World) -> 
         seqs(world.pool.acknowledged())
 
 
+def test_a_batch_whose_keys_are_not_on_disk_is_aborted_and_raises_why(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_durable() -> None:
+        raise UnavailableError("the disk is full", hint="free some space")
+
+    ciphers = SimpleNamespace(make_durable=make_durable)
+    monkeypatch.setattr(pool_module, "ciphers_of", lambda _: ciphers)
+    world.use(2)
+    first = world.commit(1)
+    world.gate("flush 0").open()
+    ended(first)
+    assert world.done == ["flush 0", "abort 0"]
+    with pytest.raises(UnavailableError, match="the disk is full"):
+        first.ended.result(_SECONDS)
+
+
 @pytest.mark.parametrize("error", [_LOST, FencedError("fenced", hint="another writes")], ids=str)
 def test_what_follows_a_commit_that_failed_is_aborted_and_never_committed(
     world: World, error: CDCError
