@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from cdc.config.value_options import Values
 from cdc.decode.types import type_name
 from cdc.encode import values
-from cdc.encode.masks import subject_column
+from cdc.encode.masks import encryptor, subject_column
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.types import (
     FIRST_YEAR,
@@ -78,8 +78,6 @@ class CopiedColumn:
 
         `output` is its text, and `subject` that of the column that names its subject, as SQL.
         """
-        if self.mask and self.mask.kind == "encrypt":
-            return [output, subject]
         quoted = '"' + self.name.replace('"', '""') + '"'
         match self.mask and self.mask.kind, self.type.kind:
             case (("null" | "fixed"), _):
@@ -87,6 +85,8 @@ class CopiedColumn:
             case "truncate", _:
                 assert self.mask is not None
                 return [f"pg_catalog.left({output}, {int(str(self.mask.value))})"]
+            case "encrypt", _:
+                return [output, subject]
             case None, TypeKind.SAME:
                 # ADBC reads an oid as a signed integer of four bytes.
                 is_oid = type_name(self.source.type_id) == "oid"
@@ -114,7 +114,9 @@ def columns(
             kind = delta_type(name, column.type_modifier, money_digits=money_digits)
         else:
             kind = fixed_type(mask.value) if mask.kind == "fixed" else TEXT
-        subject = mask and subject_column(version.columns, column.name, mask)
+        subject = None
+        if mask is not None and mask.subject is not None:
+            subject = subject_column(version.columns, column.name, mask)
         found.append(CopiedColumn(column.name, column, kind, mask, subject))
     return found
 
@@ -183,9 +185,7 @@ def _converter(part: CopiedColumn, kind: pa.DataType, ciphers: Ciphers | None) -
             return _hmac(str(part.mask.value).encode())
         case "encrypt", _:
             assert part.mask is not None
-            assert part.mask.subject is not None
-            assert ciphers is not None, "the configuration has a keyring"
-            return _encrypted(ciphers.encryptor(part.mask.subject[0]))
+            return _encrypted(encryptor(part.mask, ciphers))
         case None, TypeKind.CALENDAR:
             return lambda read, rows: (_within(read[0], read[1], rows), read[1])
         case None, TypeKind.NUMBER:

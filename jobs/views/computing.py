@@ -21,7 +21,7 @@ from lockstep.jobs.views.firsts import first_rows
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import joined, reduction
 from lockstep.jobs.views.results import COUNT, change, checked, encoded, key_error, typed, wrong_key
-from lockstep.jobs.views.states import SMALL_ROWS, Rows
+from lockstep.jobs.views.states import SMALL_ROWS, Rows, fields
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Changes
 
@@ -77,6 +77,19 @@ class _Affected(NamedTuple):
 _EVERY: Final = _Affected("", {})
 
 
+class _Around(NamedTuple):
+    """A view's rows around a cut."""
+
+    was: pa.Table  # all of them, before it
+    affected: pa.ChunkedArray  # which of these are affected
+    now: pa.Table  # the affected ones, after it
+
+    @property
+    def after(self) -> pa.Table:
+        """All rows after the cut."""
+        return pa.concat_tables([self.was.filter(pc.invert(self.affected)), self.now])
+
+
 class Computation:
     """The work of one view in a cut."""
 
@@ -112,13 +125,10 @@ class Computation:
         changed = [name for name, table in self._tables.items() if table.differ]
         was = self._answers.before(self._view, self._cut)
         if not changed:
-            self._answers.keep(self._view, self._cut, was)
-            if self._view.ranked is not None:
-                every = self._view.ranked.all
-                self._answers.keep(every, self._cut, self._answers.before(every, self._cut))
+            self._keep_same(was)
             return
-        if was is not None and (after := self._added(changed, was)) is not None:
-            yield from self._differing(was, *after)
+        if was is not None and (around := self._added(changed, was)) is not None:
+            yield from self._differing(around)
             return
         if (chosen := self._chosen(changed, was)) is not None:
             yield from chosen
@@ -126,9 +136,16 @@ class Computation:
         with self._unpersisted():
             affected = self._affected(changed)
             if affected is None:
-                self._answers.keep(self._view, self._cut, was)
+                self._keep_same(was)
             else:
                 yield from self._differences(affected, was)
+
+    def _keep_same(self, was: pa.Table | None) -> None:
+        """Note that the view's rows are what they were, and those that they are chosen from."""
+        self._answers.keep(self._view, self._cut, was)
+        if self._view.ranked is not None:
+            every = self._view.ranked.all
+            self._answers.keep(every, self._cut, self._answers.before(every, self._cut))
 
     @contextmanager
     def _unpersisted(self) -> Iterator[None]:
@@ -310,34 +327,45 @@ class Computation:
 
     def _differences(self, affected: _Affected, was: pa.Table | None) -> Iterator[Changes]:
         """Yield how the affected rows differ from what they were."""
-        anchors = affected.anchors
-        if was is None and anchors is not None and self._can_know(affected):
-            self._reduced.clear()
-            was = self._before()
-        now = None if was is None or anchors is None else self._now(affected.test, was)
-        if was is None or anchors is None or now is None:
+        around = self._around(affected, was, affected)
+        if around is None:
             self._answers.keep(self._view, self._cut, None)
             yield from self._compared(affected.test)
         else:
-            now = checked(self._view, now)
-            yield from self._differing(was, comparing.among(was, anchors), now)
+            yield from self._differing(around)
 
-    def _differing(
-        self, was: pa.Table, affected: pa.ChunkedArray, now: pa.Table
-    ) -> Iterator[Changes]:
+    def _around(
+        self,
+        affected: _Affected,
+        was: pa.Table | None,
+        needed: _Affected,
+        check: Callable[[ViewPlan, pa.Table], pa.Table] = checked,
+    ) -> _Around | None:
+        """Return the rows around the cut; None if they are many.
+
+        All rows before it are computed where they are not known, if that is worth it for those that
+        are `needed`. Rows pass `check`.
+        """
+        anchors = affected.anchors
+        if was is None and anchors is not None and self._can_know(needed):
+            self._reduced.clear()
+            was = self._before(check)
+        now = None if was is None or anchors is None else self._now(affected.test, was)
+        if was is None or anchors is None or now is None:
+            return None
+        return _Around(was, comparing.among(was, anchors), check(self._view, now))
+
+    def _differing(self, around: _Around) -> Iterator[Changes]:
         """Yield how the affected ones of the rows before differ from those after."""
-        differ = comparing.differences(was.filter(affected), now, self._view.key)
-        kept = was
-        if differ.missing.num_rows or differ.now.num_rows:
-            kept = pa.concat_tables([was.filter(pc.invert(affected)), now])
-        self._answers.keep(self._view, self._cut, kept)
+        before = around.was.filter(around.affected)
+        differ = comparing.differences(before, around.now, self._view.key)
+        is_same = not (differ.missing.num_rows or differ.now.num_rows)
+        self._answers.keep(self._view, self._cut, around.was if is_same else around.after)
         yield from self._changes(differ.missing, are_missing=True)
         yield from self._changes(differ.now)
 
-    def _added(
-        self, changed: Sequence[str], was: pa.Table
-    ) -> tuple[pa.ChunkedArray, pa.Table] | None:
-        """Return which rows are affected by rows that were added to a table, and what they are.
+    def _added(self, changed: Sequence[str], was: pa.Table) -> _Around | None:
+        """Return the rows around a cut that only added rows to one table.
 
         None if anything else has changed, or if the view's rows are not the first ones of a key.
         """
@@ -360,7 +388,7 @@ class Computation:
             if now is not None:
                 found = ", ".join(f"{each.num_rows:,}" for each in (rows.new, added))
                 self._decide("keys", f"the first rows of each with those added to {name}: {found}")
-                return affected, checked(self._view, now)
+                return _Around(was, affected, checked(self._view, now))
         self._reduced.clear()
         return None
 
@@ -373,44 +401,39 @@ class Computation:
             self._spark, ranked.all, self._tables, self._cut, self._answers, self._costs
         )
         with every._unpersisted():
-            rows = every._all_rows(changed)
+            affected = every._affected(changed)
+            rows = affected and every._all_rows(affected)
+        if affected is None:
+            self._decide("keys", every.decision.why)
+            self._keep_same(was)
+            return iter(())
         if rows is None:
             return None
         self._decide("keys", f"the first ones of {rows.new.num_rows:,} rows: {every.decision.why}")
         was = self._first(ranked, rows.old) if was is None else was
-        affected = pa.chunked_array([pa.repeat(True, was.num_rows)])  # noqa: FBT003 - the value
-        return self._differing(was, affected, self._first(ranked, rows.new))
+        # Any of them may not be among the first ones now.
+        every_one = comparing.among(was, {})
+        return self._differing(_Around(was, every_one, self._first(ranked, rows.new)))
 
-    def _all_rows(self, changed: Sequence[str]) -> Rows | None:
-        """Return all rows before and after the cut, without any error; None if they are many.
+    def _all_rows(self, affected: _Affected) -> Rows | None:
+        """Return all rows before and after the cut, and note those after it; None if many.
 
-        Those after it are noted.
+        A key may occur more than once.
         """
         was = self._answers.before(self._view, self._cut)
-        affected = self._affected(changed)
-        if affected is not None and affected.anchors is None:
+        # Without them, they are all computed in each cut: it is worth it for any.
+        around = self._around(affected, was, _EVERY, lambda _, rows: rows)
+        if around is None:
             return None
-        if was is None:
-            # Otherwise they are all computed in each cut.
-            if not self._can_know(_EVERY):
-                return None
-            self._reduced.clear()
-            was = self._before(check=False)
-        now = was if affected is None or was is None else self._now(affected.test, was)
-        if was is None or now is None:
-            return None
-        if affected is not None and affected.anchors is not None:
-            others = pc.invert(comparing.among(was, affected.anchors))
-            now = pa.concat_tables([was.filter(others), now])
-        self._answers.keep(self._view, self._cut, now)
-        return Rows(was, now)
+        after = around.after
+        self._answers.keep(self._view, self._cut, after)
+        return Rows(around.was, after)
 
     def _first(self, ranked: Ranked, rows: pa.Table) -> pa.Table:
         """Return the first ones of all rows."""
-        kinds = ranked.all.columns.items()
-        fields = ", ".join(f"{quoted(name)} {kind.spark}" for name, kind in kinds)
         # Spark 4.2 takes a table that starts with an empty chunk for an empty one.
-        frame = self._spark.createDataFrame(rows.combine_chunks(), fields)
+        columns = fields(ranked.all.version.columns)
+        frame = self._spark.createDataFrame(rows.combine_chunks(), columns)
         frame.createOrReplaceTempView(quoted(ranked.relation))
         return checked(self._view, typed(self._view, self._spark.sql(ranked.first).toArrow()))
 
@@ -428,20 +451,15 @@ class Computation:
         rows = self._spark.sql(f"{self._rows(NEW, test)} LIMIT {most + 1}").toArrow()
         return typed(self._view, rows) if rows.num_rows <= most else None
 
-    def _before(self, *, check: bool = True) -> pa.Table | None:
-        """Return all rows of the view before the cut; None if they are many.
-
-        `check`: whether a key that is none is an error.
-        """
+    def _before(self, check: Callable[[ViewPlan, pa.Table], pa.Table]) -> pa.Table | None:
+        """Return all rows of the view before the cut, which pass a check; None if they are many."""
         query = self._rows(OLD, "")
         few = self._spark.sql(f"{query} LIMIT {_FEW_ROWS + 1}").toArrow()
         if few.num_rows <= _FEW_ROWS:
-            rows = typed(self._view, few)
-            return checked(self._view, rows) if check else rows
+            return check(self._view, typed(self._view, few))
         found = Gathered()
         for part in streamed(self._spark.sql(query)):
-            rows = typed(self._view, part)
-            found.add(checked(self._view, rows) if check else rows)
+            found.add(check(self._view, typed(self._view, part)))
             if found.is_over:
                 self._answers.note_large(self._view)
                 break

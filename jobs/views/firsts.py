@@ -97,16 +97,13 @@ def first_rows(rows: pa.Table, of: Firsts) -> pa.Table | None:
 
 def _joins(query: exp.Query) -> exp.Select | None:
     """Return the subquery of numbered rows, if it has only inner joins of different tables."""
-    source = query.args.get("from_")
     selects = list(query.find_all(exp.Select))
     plain = {"expressions", "from_", "where", "kind"}
-    if len(selects) != len((query, source)) or source is None:
-        return None
-    inner = source.this.this if isinstance(source.this, exp.Subquery) else None
-    if not isinstance(inner, exp.Select) or not _has_only(query, plain):
+    inner = chosen_from(query, plain)
+    if inner is None or len(selects) != len((query, inner)):
         return None
     joins = inner.args.get("joins") or []
-    if not _has_only(inner, {*plain, "joins"}) or any(each.side for each in joins):
+    if not has_only(inner, {*plain, "joins"}) or any(each.side for each in joins):
         return None
     tables = [inner.args["from_"].this, *(each.this for each in joins)]
     if not all(isinstance(each, exp.Table) for each in tables):
@@ -120,7 +117,15 @@ def _joins(query: exp.Query) -> exp.Select | None:
     return inner if isinstance(windows[0].this, exp.RowNumber) and not aggregates else None
 
 
-def _has_only(node: exp.Expr, parts: set[str]) -> bool:
+def chosen_from(query: exp.Query, parts: set[str]) -> exp.Select | None:
+    """Return the one SELECT in FROM of another that has only these parts; None otherwise."""
+    source = query.args.get("from_")
+    if source is None or not isinstance(source.this, exp.Subquery) or not has_only(query, parts):
+        return None
+    return source.this.this if isinstance(source.this.this, exp.Select) else None
+
+
+def has_only(node: exp.Expr, parts: set[str]) -> bool:
     return {name for name, part in node.args.items() if part} <= parts
 
 
@@ -141,4 +146,4 @@ def _most(query: exp.Query, place: str) -> int | None:
 
 def _is_plain(window: exp.Window) -> bool:
     """Return whether it has no frame, filter or name."""
-    return _has_only(window, {"this", "partition_by", "order", "over"})
+    return has_only(window, {"this", "partition_by", "order", "over"})

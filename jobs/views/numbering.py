@@ -73,9 +73,9 @@ def _numbered(select: exp.Select, by: Sequence[exp.Expr], names: Sequence[str] =
     # By `= 1` it is known that no two rows have one key.
     test = exp.EQ if most.this == "1" else exp.LTE
     made = exp.Select(
-        expressions=[exp.alias_(_column(_ALIAS, name), name, quoted=True) for name in kept],
+        expressions=[exp.alias_(column_of(_ALIAS, name), name, quoted=True) for name in kept],
         from_=exp.From(this=_subquery(inner, _ALIAS)),
-        where=exp.Where(this=test(this=_column(_ALIAS, _PLACE), expression=most.copy())),
+        where=exp.Where(this=test(this=column_of(_ALIAS, _PLACE), expression=most.copy())),
     )
     if with_:
         made.set("with_", with_)
@@ -119,7 +119,7 @@ def _unfold(join: exp.Join) -> None:
     inner.set("order", None)
     alias = lateral.alias
     ons = [
-        exp.EQ(this=_column(alias, name), expression=other.copy())
+        exp.EQ(this=column_of(alias, name), expression=other.copy())
         for name, (_, other) in zip(named, pairs, strict=True)
     ]
     given = join.args.get("on")
@@ -175,7 +175,8 @@ def _input(node: exp.Expr, select: exp.Select) -> exp.Expr:
     return made
 
 
-def _column(table: str, name: str) -> exp.Column:
+def column_of(table: str, name: str) -> exp.Column:
+    """Return a quoted column of a quoted alias."""
     return exp.column(name, table=table, quoted=True)
 
 

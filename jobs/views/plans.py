@@ -163,9 +163,29 @@ def _of_sql(
     found = _query(name, _sqls(views), view.key, views, versions, above)
     _check(name, view, found.new.columns)
     version = _version(name, view, found.new.columns, found.tables, versions)
+    definition = _definition(
+        # Views without code keep the fingerprints that stores have.
+        (version.key, found.new.sql, found.new.columns, *_fingerprints(found.made)),
+        _declared(name, views),
+        version,
+    )
+    made = _planned(name, view.key, version, found, definition, is_strict=view.refresh == "strict")
+    return made._replace(ranked=_ranked(made, found, versions) if found.full_for else None)
+
+
+def _planned(
+    name: str,
+    key: tuple[str, ...],
+    version: Version,
+    found: _Query,
+    definition: Definition,
+    *,
+    is_strict: bool,
+) -> ViewPlan:
+    """Return the plan of a query."""
     return ViewPlan(
         name,
-        view.key,
+        key,
         version,
         found.new.sql,
         found.old.sql,
@@ -174,19 +194,13 @@ def _of_sql(
         found.anchor,
         found.affected,
         found.full_for,
-        view.refresh == "strict",
-        _definition(
-            # Views without code keep the fingerprints that stores have.
-            (version.key, found.new.sql, found.new.columns, *_fingerprints(found.made)),
-            _declared(name, views),
-            version,
-        ),
+        is_strict,
+        definition,
         found.made,
         is_masked=found.is_masked,
         routes=found.routes,
         column_names=found.column_names,
         firsts=found.firsts,
-        ranked=_ranked(name, view.key, found, versions) if found.full_for else None,
     )
 
 
@@ -308,41 +322,24 @@ def _known(
     )
 
 
-def _ranked(
-    name: str, key: tuple[str, ...], found: _Query, versions: Mapping[str, Version]
-) -> Ranked | None:
+def _ranked(view: ViewPlan, found: _Query, versions: Mapping[str, Version]) -> Ranked | None:
     """Return what a view's rows are the first ones of; None if that can't be kept up to date."""
-    named = f"{name} (all)"
+    named = f"{view.name} (all)"
     parts = None if found.made else ranking(found.query, SCHEMA, named)
     if parts is None:
         return None
-    every = _known(parts.all, key, versions)
+    every = _known(parts.all, view.key, versions)
+    if every.full_for.keys() >= every.tables:
+        return None
     columns = types.columns(every.new.columns)
     version = Version(1, SCHEMA, named, f"{SCHEMA}.{named}", parts.order, columns, {})
     try:
         first = Translator({version.name: version}, NEW).query(parts.first)
     except UnsupportedError:
         return None
-    if every.full_for.keys() >= every.tables:
-        return None
-    plan_ = ViewPlan(
-        named,
-        key,
-        version,
-        every.new.sql,
-        every.old.sql,
-        every.new.columns,
-        every.tables,
-        every.anchor,
-        every.affected,
-        every.full_for,
-        is_strict=False,
-        definition=_definition(every.new.sql, "", version),
-        is_masked=every.is_masked,
-        routes=every.routes,
-        column_names=every.column_names,
-    )
-    return Ranked(plan_, relation(version.name, NEW), first.sql)
+    definition = _definition(every.new.sql, "", version)
+    made = _planned(named, view.key, version, every, definition, is_strict=False)
+    return Ranked(made, relation(version.name, NEW), first.sql)
 
 
 def _masked(named: Iterable[str], versions: Mapping[str, Version]) -> set[str]:

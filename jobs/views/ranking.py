@@ -16,6 +16,9 @@ from typing import Final, NamedTuple
 
 from sqlglot import exp
 
+from lockstep.jobs.views.firsts import chosen_from, has_only
+from lockstep.jobs.views.numbering import column_of
+
 _ORDER: Final = "#order"  # columns of the query without the limit, for its order
 _ALIAS: Final = "#all"
 
@@ -23,8 +26,8 @@ _ALIAS: Final = "#all"
 class Ranking(NamedTuple):
     """A query in two: all rows, and the first ones of a table that has them."""
 
-    all: exp.Select
-    first: exp.Select  # of the table `named`
+    all: exp.Query
+    first: exp.Query  # of the table `named`
     order: tuple[str, ...]  # columns of `all` in which no two rows agree
 
 
@@ -33,62 +36,51 @@ def ranking(query: exp.Query, schema: str, named: str) -> Ranking | None:
 
     `schema`, `named`: the table that has all rows.
     """
-    inner = _numbered(query)
-    if inner is None:
+    inner = chosen_from(query, {"with_", "expressions", "from_", "where", "kind"})
+    place = None if inner is None or inner.args.get("distinct") else _place(inner)
+    if inner is None or place is None:
         return None
-    (place,) = [each for each in inner.expressions if each.find(exp.Window)]
-    window = place.unalias()
-    every = inner.copy()
-    every.set("with_", query.args["with_"].copy() if query.args.get("with_") else None)
-    every.set("expressions", [each.copy() for each in inner.expressions if each is not place])
-    order, names = list[exp.Expr](), list[str]()
-    for number, each in enumerate(window.args["order"].expressions):
-        by, collation = each.this, None
-        if isinstance(by, exp.Collate):
-            by, collation = by.this, by.expression
-        name = f"{_ORDER}{number}"
-        every.append("expressions", exp.alias_(by.copy(), name, quoted=True))
-        names.append(name)
-        ordered = each.copy()
-        column = exp.column(name, table=_ALIAS, quoted=True)
-        ordered.set("this", exp.Collate(this=column, expression=collation) if collation else column)
+    window, with_ = place.unalias(), query.args.get("with_")
+    shown = [each for each in inner.expressions if each is not place]
+    order, by = list[exp.Expr](), list[exp.Expr]()
+    for each in window.args["order"].expressions:
+        ordered, value = each.copy(), each.this
+        here: exp.Expr = column_of(_ALIAS, f"{_ORDER}{len(by)}")
+        if isinstance(value, exp.Collate):
+            here, value = exp.Collate(this=here, expression=value.expression), value.this
+        ordered.set("this", here)
         order.append(ordered)
+        by.append(exp.alias_(value.copy(), f"{_ORDER}{len(by)}", quoted=True))
+    every = inner.copy()
+    every.set("with_", with_ and with_.copy())
+    every.set("expressions", [*(each.copy() for each in shown), *by])
     chosen = window.copy()
     chosen.set("order", exp.Order(expressions=order))
-    shown = [each.alias_or_name for each in inner.expressions if each is not place]
-    columns = [exp.alias_(exp.column(e, table=_ALIAS, quoted=True), e, quoted=True) for e in shown]
+    names = [each.alias_or_name for each in shown]
     table = exp.Table(
         this=exp.to_identifier(named, quoted=True),
         db=exp.to_identifier(schema, quoted=True),
         alias=exp.TableAlias(this=exp.to_identifier(_ALIAS, quoted=True)),
     )
-    first = query.copy()
-    assert isinstance(first, exp.Select), "as it was found"
-    first.set("with_", None)
     numbered = exp.Select(
-        expressions=[*columns, exp.alias_(chosen, place.alias, quoted=True)],
+        expressions=[
+            *(exp.alias_(column_of(_ALIAS, name), name, quoted=True) for name in names),
+            exp.alias_(chosen, place.alias, quoted=True),
+        ],
         from_=exp.From(this=table),
     )
+    first = query.copy()
+    first.set("with_", None)
     first.args["from_"].this.set("this", numbered)
-    return Ranking(every, first, tuple(names))
+    return Ranking(every, first, tuple(each.alias for each in by))
 
 
-def _numbered(query: exp.Query) -> exp.Select | None:
-    """Return the subquery of numbered rows, if the query chooses some of these by their number."""
-    source = query.args.get("from_")
-    parts = {name for name, part in query.args.items() if part}
-    if not isinstance(query, exp.Select) or source is None:
-        return None
-    inner = source.this.this if isinstance(source.this, exp.Subquery) else None
-    plain = {"with_", "expressions", "from_", "where", "kind"}
-    if not isinstance(inner, exp.Select) or not parts <= plain:
-        return None
+def _place(inner: exp.Select) -> exp.Expr | None:
+    """Return the column that numbers all rows in an order, if that is the only window."""
     windows = [window for each in inner.expressions for window in each.find_all(exp.Window)]
-    own = [each.unalias() for each in inner.expressions]
-    if len(windows) != 1 or not any(each is windows[0] for each in own):
+    places = [each for each in inner.expressions if isinstance(each.unalias(), exp.Window)]
+    if len(windows) != 1 or len(places) != 1:
         return None
-    (window,) = windows
-    is_first = isinstance(window.this, exp.RowNumber) and window.args.get("order")
-    if not is_first or window.args.get("partition_by") or window.args.get("spec"):
-        return None
-    return None if inner.args.get("distinct") else inner
+    (window,), (place,) = windows, places
+    numbers = isinstance(window.this, exp.RowNumber) and window.args.get("order")
+    return place if numbers and has_only(window, {"this", "order", "over"}) else None

@@ -298,7 +298,7 @@ class TableStates:
         # Spark 4.2 takes a table that starts with an empty chunk for an empty one.
         plain = rows.select(names if is_exact else [*names, layout.EXACT]).combine_chunks()
         if is_exact:
-            return self._spark.createDataFrame(plain, _fields(columns))
+            return self._spark.createDataFrame(plain, fields(columns))
         frame = self._spark.createDataFrame(plain, _schema(columns))
         return _exact(self._version.name, columns, frame)
 
@@ -306,12 +306,13 @@ class TableStates:
         return _exact(self._version.name, self._version.columns, rows)
 
 
-def _fields(columns: Sequence[Column]) -> str:
+def fields(columns: Sequence[Column]) -> str:
+    """Return columns and their types as Spark's SQL writes a schema."""
     return ", ".join(f"{quoted(each.name)} {of(each).spark}" for each in columns)
 
 
 def _schema(columns: Sequence[Column]) -> str:
-    return f"{_fields(columns)}, {layout.EXACT} map<string, string>"
+    return f"{fields(columns)}, {layout.EXACT} map<string, string>"
 
 
 def _exact(table: str, columns: Sequence[Column], rows: DataFrame) -> DataFrame:

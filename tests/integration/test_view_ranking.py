@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
-from lockstep.conformance.memory import STORES, MemorySink
-from lockstep.jobs.views import answers, states
-from tests.fixtures.seeds import first_seed
+from lockstep.jobs.views import answers
+from tests.fixtures.random_views import ways_of_random_cuts
 from tests.fixtures.servers import Database
-from tests.fixtures.viewed import Shop
-from tests.integration.test_view_firsts import statement
 
 _CHOSEN: Final = "the first ones of "
 _VIEWS: Final = {
@@ -55,22 +51,9 @@ def test_the_first_rows_of_all_are_postgres_own_after_each_cut(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    seed = first_seed("LOCKSTEP_ROUNDS") + number
-    if number % 2:  # tables of which only needed rows are read
-        monkeypatch.setattr(states, "SMALL_ROWS", 10)
     if number % 3 == 2:  # views of which few rows are kept
         monkeypatch.setattr(answers, "MOST_ROWS", 30)
-    chosen, ways = Random(seed), dict[str, int]()
-    shop, name = Shop(database, tmp_path / "lake", _VIEWS), str(tmp_path)
-    for step in range(30):
-        with database.connect() as connection:
-            connection.execute(f"SELECT setseed({chosen.random()})".encode())
-            for _ in range(chosen.choice([1, 1, 1, 2])):
-                connection.execute(statement(chosen, 10 * step + 1000 * (step % 3)).encode())
-        shop.cut()
-        decisions = shop.follow(spark, lambda: MemorySink(name), restarted=step % 13 == 0)
-        for view in _VIEWS:
-            stored: list[dict[str, Any]] = list(STORES[name].rows(f"views.{view}").values())
-            assert shop.differences(view, stored) == "", (seed, step, decisions[view])
-            ways[view] = ways.get(view, 0) + decisions[view][1].startswith(_CHOSEN)
+    ways = ways_of_random_cuts(
+        database, tmp_path, spark, monkeypatch, views=_VIEWS, number=number, cuts=30, way=_CHOSEN
+    )
     assert number % 3 == 2 or all(ways.values()), ways
