@@ -2,8 +2,8 @@
 
 The daemon has `--tables` tables with a row each, and streams `--rate` single-row commits a second
 into one more. In turns `cdc console` runs next to it, as nice as the one that `cdc run` serves,
-with a page open that asks what a browser's asks and follows the live tail, and does not. The page,
-which stands for one on another machine, gets what the rest leaves. The figure is the 95th
+with a page open that asks what a browser's asks and follows the live tail, and does not. The page
+would be on another machine: it gets what the rest leaves. The figure is the 95th
 percentile of the times that the page's requests took; `of_cpu` and `of_p99` are the daemon's CPU,
 and the commits' 99th percentile until a reader sees them, with the console by those without, the
 medians over the turns.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ from cdc.cli.options import (
 
 if TYPE_CHECKING:
     from cdc.config import Config
-
-log = logging.getLogger("cdc.keys")
 
 
 @click.group(epilog=example("cdc keys create", "cdc keys forget user 7"))
@@ -93,8 +90,6 @@ def forget(config: Config, kind: str, subject: str, *, yes: bool, as_json: bool)
     if not yes:
         confirm(f"Delete the key of {kind} {subject}, for good?")
     had_key = keyring.forget(subject_of(kind, subject.encode()))
-    # Without the subject: this line may be kept for longer than anything about them.
-    log.info("a subject was forgotten", extra={"fields": {"kind": kind, "had_key": had_key}})
     if as_json:
         print_json({"forgotten": True, "had_key": had_key})
         return
@@ -148,7 +143,7 @@ def _expect_kind(config: Config, kind: str) -> None:
     from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help
 
     masks = [mask for rule in config.tables.values() for mask in rule.mask.values()]
-    kinds = {str(mask.value).partition(":")[0] for mask in masks if mask.kind == "encrypt"}
+    kinds = {mask.subject[0] for mask in masks if mask.subject}
     if kind not in kinds:
         raise ConfigError(
             f"no column is encrypted by the key of a {kind}",

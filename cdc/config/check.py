@@ -87,7 +87,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         f"tables.{name}.mask.{column}"
         for name, rule in config.tables.items()
         for column, mask in rule.mask.items()
-        if mask.kind == "encrypt"
+        if mask.subject
     ]
     if encrypted and not config.keyring.is_there:
         yield f"keyring.path: missing; {encrypted[0]}: encrypt needs it"

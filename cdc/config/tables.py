@@ -43,6 +43,17 @@ class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return it without its value, which may be a key."""
         return f"Mask({self.kind})"
 
+    @property
+    def subject(self) -> tuple[str, str] | None:
+        """The kind of subject whose key encrypts a column, and the column that names the subject.
+
+        None for other masks.
+        """
+        if self.kind != "encrypt":
+            return None
+        kind, _, column = str(self.value).partition(":")
+        return kind, column
+
 
 class WrittenMask(msgspec.Struct):
     """A mask as the file has it, where it is not one of the words `null` and `keep`: one field."""

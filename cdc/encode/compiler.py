@@ -49,11 +49,9 @@ class RowSource:
         self._masked = {i: masked(mask, i, ciphers) for i, mask in enumerate(masks) if mask}
         # By the number of an encrypted column, that of the column that names its subject.
         self._subjects = {
-            i: subject
+            i: subject_column(schema.columns, schema.columns[i].name, mask)
             for i, mask in enumerate(masks)
-            if mask
-            and (subject := subject_column(schema.columns, schema.columns[i].name, mask))
-            is not None
+            if mask and mask.subject
         }
         self._database = database
         self._name = name

@@ -55,18 +55,11 @@ class ColumnMask(NamedTuple):
     label: str
     kind: str  # null, fixed, truncate, hmac, encrypt
     value: str | int | float | bool | None = None
+    subject: tuple[str, str] | None = None  # of an encrypted one, as `Mask.subject`
 
     def __repr__(self) -> str:
         """Return it without its value, which may be a key."""
         return f"ColumnMask({self.label})"
-
-    @property
-    def subject(self) -> tuple[str, str] | None:
-        """The kind of subject whose key encrypts it, and the column that names the subject."""
-        if self.kind != "encrypt":
-            return None
-        kind, _, column = str(self.value).partition(":")
-        return kind, column
 
 
 def column_mask(selection: TableSelection, column: str) -> ColumnMask | None:
@@ -84,7 +77,7 @@ def column_mask(selection: TableSelection, column: str) -> ColumnMask | None:
         label = f"hmac:{key_id}"
     elif mask.kind == "encrypt":
         label = f"encrypt:{mask.value}"
-    return ColumnMask(label, mask.kind, mask.value)
+    return ColumnMask(label, mask.kind, mask.value, mask.subject)
 
 
 class Masked(NamedTuple):
@@ -95,14 +88,13 @@ class Masked(NamedTuple):
     names: dict[str, Any]
 
 
-def subject_column(columns: Sequence[_Column], column: str, mask: ColumnMask) -> int | None:
-    """Return the number of the column that names whose key encrypts `column`; None if it is not.
+def subject_column(columns: Sequence[_Column], column: str, mask: ColumnMask) -> int:
+    """Return the number of the column that names whose key encrypts `column`, by its mask.
 
     Raises ConfigError if there is none, or its values may be missing: those of other types can be
     stored apart, and Postgres does not send them again with each update.
     """
-    if mask.subject is None:
-        return None
+    assert mask.subject is not None, "it is an encrypted one"
     _, named = mask.subject
     for number, each in enumerate(columns):
         if each.name == named and each.type_id in _SUBJECT_TYPES:
@@ -112,6 +104,13 @@ def subject_column(columns: Sequence[_Column], column: str, mask: ColumnMask) ->
         f" row: an {', '.join(_SUBJECT_TYPES.values())}",
         hint="correct the mask: {encrypt: KIND:COLUMN}",
     )
+
+
+def encryptor(mask: ColumnMask, ciphers: Ciphers | None) -> Callable[[bytes, bytes], bytes]:
+    """Return the function of a subject's text and a value's that gives the encrypted JSON."""
+    assert mask.subject is not None, "it is an encrypted one"
+    assert ciphers is not None, "the configuration has a keyring"
+    return ciphers.encryptor(mask.subject[0])
 
 
 def masked(mask: ColumnMask, index: int, ciphers: Ciphers | None = None) -> Masked:
@@ -128,9 +127,7 @@ def masked(mask: ColumnMask, index: int, ciphers: Ciphers | None = None) -> Mask
         case "hmac":
             return Masked(f"{name}(b[p:q])", "NULL", {name: _digester(str(mask.value).encode())})
         case "encrypt":
-            assert mask.subject is not None
-            assert ciphers is not None, "the configuration has a keyring"
-            return Masked("b[p:q]", "NULL", {name: ciphers.encryptor(mask.subject[0])})
+            return Masked("b[p:q]", "NULL", {name: encryptor(mask, ciphers)})
         case _:
             return Masked("NULL", "NULL", {})
 

@@ -242,8 +242,10 @@ def _subject_problems(member: PlannedTable, sent: list[TableColumn]) -> Iterator
     captured = [column for column in sent if member.selection.captures(column.name)]
     for column in captured:
         mask = column_mask(member.selection, column.name)
+        if mask is None or mask.subject is None:
+            continue
         try:
-            mask and subject_column(captured, column.name, mask)
+            subject_column(captured, column.name, mask)
         except ConfigError as error:
             yield Problem("mask", f"{member.table}: {error}", error.hint or "")
 

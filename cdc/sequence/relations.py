@@ -416,8 +416,10 @@ def _subjects_are_sent(request: RelationRequest, record: SchemaRecord) -> None:
     """Raise ConfigError where a column is encrypted by the key of what is not in every row."""
     for column in record.columns:
         mask = column_mask(request.selection, column.name)
+        if mask is None or mask.subject is None:
+            continue
         try:
-            mask and subject_column(record.columns, column.name, mask)
+            subject_column(record.columns, column.name, mask)
         except ConfigError as error:
             raise ConfigError(f"{request.name}: {error}", hint=error.hint) from None
 

@@ -249,7 +249,7 @@ def test_each_row_has_its_place_and_masks_hide_here_too(
         ColumnMask("truncate:2", "truncate", 2),
         ColumnMask("null", "null"),
         ColumnMask("fixed", "fixed", 7),
-        ColumnMask("encrypt:user:id", "encrypt", "user:id"),
+        ColumnMask("encrypt:user:id", "encrypt", "user:id", ("user", "id")),
     ]
     rows = source.read(table, masks)
     assert sorted(rows["id"].to_pylist()) == list(range(1, 201))

@@ -55,20 +55,9 @@ OWNERS = {
 # The rooms of `cdc`, each above those that it may import at run time. What a room imports for types
 # alone is free, as long as no two modules import each other.
 ROOMS = (
-    *(
-        "events",
-        "errors",
-        "failpoints",
-        "runtime",
-        "decode",
-        "config",
-        "keyring",
-        "log",
-        "encode",
-        "source",
-    ),
-    *("publication", "sequence", "snapshot.incremental", "snapshot.initial", "verify", "operate"),
-    *("operate.doctor", "operate.commands", "daemon", "console", "deliver", "client"),
+    *("events", "errors", "failpoints", "runtime", "decode", "config", "keyring", "log", "encode"),
+    *("source", "publication", "sequence", "snapshot.incremental", "snapshot.initial", "verify"),
+    *("operate", "operate.doctor", "operate.commands", "daemon", "console", "deliver", "client"),
     *("playground", "cli"),
 )
 # The same of `sinks` and `jobs`; their modules in no room are below and above them.
