@@ -19,6 +19,7 @@ from cdc.source.column_types import FIRST_OF_USERS, base_value
 from cdc.source.connection import translated
 from cdc.source.lookups import Lookup, look_up
 from cdc.source.members import read_members
+from cdc.source.partition_trees import TREES
 from cdc.source.tables import read_columns
 
 if TYPE_CHECKING:
@@ -112,12 +113,8 @@ def moment(connection: Connection) -> Moment:
     return Moment(*row)
 
 
-_HEAPS: Final = """
-WITH RECURSIVE tree(oid) AS (
-    SELECT %s::oid
-    UNION ALL
-    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid
-    JOIN pg_class p ON p.oid = t.oid WHERE p.relkind = 'p')
+_HEAPS: Final = f"""
+{TREES}
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
        coalesce(m.amname::text, ''), c.relfilenode::bigint, pg_relation_filenode(c.oid)::bigint,
        coalesce(pg_relation_size(c.oid), 0)::bigint, greatest(c.reltuples, 0)::bigint,
@@ -125,8 +122,8 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
 FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_am m ON m.oid = c.relam
-WHERE c.relkind <> 'p' ORDER BY 2, 3
-"""
+WHERE t.relkind <> 'p' ORDER BY 2, 3
+"""  # noqa: S608 - our own rules
 # A domain is described, and written, as its base type, at any depth.
 _TYPES: Final = """
 WITH RECURSIVE base(oid, at) AS (
@@ -209,7 +206,7 @@ def describe_table(
     with translated(f"reading the catalog on {schema}.{name}"):
         columns = read_columns(connection, [oid]).get(oid, [])
         marked = {column.name for column in columns if column.in_identity}
-        heaps = connection.execute(_HEAPS, (oid,)).fetchall()
+        heaps = connection.execute(_HEAPS, ([oid],)).fetchall()
         wanted = [type_id for _, type_id, _ in published.columns]
         types = {
             type_id: _Type(*fields)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.source.connection import translated
+from cdc.source.partition_trees import TREES
 from cdc.source.row_filters import read_filters
 
 if TYPE_CHECKING:
@@ -81,23 +82,26 @@ WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 # A partitioned table's rows are in its partitions, and each has such values of its own.
-_STORAGE = """
+_STORAGE = f"""
+{TREES}
 SELECT c.oid::bigint, c.relnatts::int, c.relkind = 'p',
-       CASE c.relkind WHEN 'p' THEN (
-           SELECT md5(string_agg(f.oid || ':' || f.relfilenode, ',' ORDER BY f.oid))
-           FROM pg_partition_tree(c.oid) t JOIN pg_class f ON f.oid = t.relid WHERE t.isleaf)
+       CASE c.relkind WHEN 'p' THEN
+           md5(string_agg(f.oid || ':' || f.relfilenode, ',' ORDER BY f.oid)
+               FILTER (WHERE f.relkind <> 'p'))
        ELSE c.relfilenode::text END
-FROM pg_class c WHERE c.oid = ANY(%s::oid[])
-"""
-_MISSING_IN_PARTITIONS = """
-SELECT one.oid::bigint, a.attnum::int,
+FROM tree t JOIN pg_class c ON c.oid = t.root JOIN pg_class f ON f.oid = t.oid
+GROUP BY c.oid, c.relnatts, c.relkind, c.relfilenode
+"""  # noqa: S608 - our own rules
+_MISSING_IN_PARTITIONS = f"""
+{TREES}
+SELECT t.root::bigint, a.attnum::int,
        array_agg(DISTINCT CASE WHEN leaf.atthasmissing
                           THEN textin(anyarray_out(leaf.attmissingval)) END)
-FROM unnest(%s::oid[]) AS one(oid) CROSS JOIN LATERAL pg_partition_tree(one.oid) t
-JOIN pg_attribute a ON a.attrelid = one.oid AND a.attnum > 0 AND NOT a.attisdropped
-JOIN pg_attribute leaf ON leaf.attrelid = t.relid AND leaf.attname = a.attname
-WHERE t.isleaf GROUP BY 1, 2
-"""
+FROM tree t
+JOIN pg_attribute a ON a.attrelid = t.root AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_attribute leaf ON leaf.attrelid = t.oid AND leaf.attname = a.attname
+WHERE t.relkind <> 'p' GROUP BY 1, 2
+"""  # noqa: S608 - our own rules
 _KEYS = """
 SELECT i.indrelid::bigint, a.attname::text
 FROM pg_index i

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.source.connection import translated
+from cdc.source.partition_trees import TREES
 
 if TYPE_CHECKING:
     from cdc.source.connection import Connection
@@ -98,12 +99,12 @@ JOIN pg_class c ON c.oid = m.relid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname::text, c.relname::text
 """
 # With all partitions. Reading a size waits for sessions that hold the table exclusively.
-_SIZES: Final = """
-SELECT one.oid::bigint, coalesce(
-    (SELECT sum(pg_relation_size(t.relid)) FROM pg_partition_tree(one.oid) t),
-    pg_relation_size(one.oid), 0)::bigint
+_SIZES: Final = f"""
+{TREES}
+SELECT one.oid::bigint,
+       coalesce((SELECT sum(pg_relation_size(t.oid)) FROM tree t WHERE t.root = one.oid), 0)::bigint
 FROM unnest(%s::oid[]) AS one(oid)
-"""
+"""  # noqa: S608 - our own rules
 
 
 def read_members(connection: Connection, publication: str) -> list[Member]:
@@ -117,4 +118,4 @@ def read_members(connection: Connection, publication: str) -> list[Member]:
 def read_sizes(connection: Connection, tables: list[int]) -> dict[int, int]:
     """Return the bytes of each table, by its oid."""
     with translated("reading the sizes of tables"):
-        return dict(connection.execute(_SIZES, (tables,)).fetchall())
+        return dict(connection.execute(_SIZES, (tables, tables)).fetchall())

@@ -8,6 +8,7 @@ from psycopg import errors, sql
 
 from cdc.source import indexes
 from cdc.source.connection import translated
+from cdc.source.partition_trees import TREES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -150,10 +151,10 @@ def read_columns(connection: Connection, tables: Iterable[int]) -> dict[int, lis
 
 
 _PARTITIONS: Final = f"""
+{TREES}
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, {indexes.IDENTIFIES_ROWS}
-FROM unnest(%s::oid[]) AS root(oid), pg_partition_tree(root.oid) t
-JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND c.relkind = 'r' ORDER BY 2, 3
+FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE t.relispartition AND t.relkind = 'r' ORDER BY 2, 3
 """  # noqa: S608 - our own rules
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from psycopg import sql
 
 from cdc.source.connection import translated
+from cdc.source.partition_trees import TREES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,17 +38,15 @@ def quoted(name: str) -> str:
     return sql.Identifier(name).as_string()
 
 
-_VOLUMES: Final = """
-SELECT n.nspname::text, c.relname::text, greatest(c.reltuples, 0)::bigint,
+_VOLUMES: Final = f"""
+{TREES}
+SELECT DISTINCT n.nspname::text, c.relname::text, greatest(c.reltuples, 0)::bigint,
        coalesce(pg_table_size(c.oid), 0)::bigint,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
        row_security_active(c.oid)
-FROM unnest(%s::oid[]) AS root(oid)
-CROSS JOIN LATERAL (SELECT relid FROM pg_partition_tree(root.oid)
-                    UNION SELECT root.oid) AS member(oid)
-JOIN pg_class c ON c.oid = member.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' ORDER BY 1, 2
-"""
+"""  # noqa: S608 - our own rules
 _WAL_RATE: Final = """
 SELECT (wal_bytes / nullif(extract(epoch FROM clock_timestamp() - stats_reset), 0))::float8
 FROM pg_stat_wal

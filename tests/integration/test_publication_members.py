@@ -10,8 +10,11 @@ import pytest
 
 from cdc.cli.main import run
 from cdc.playground.servers.stack import LocalStack
-from cdc.source.members import members_clause, read_members
+from cdc.source.lookups import look_up
+from cdc.source.members import members_clause, read_members, read_sizes
 from cdc.source.publications import read_publication
+from cdc.source.tables import read_partitions
+from cdc.source.volumes import volumes
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import POSTGRES_SETTINGS
 from tests.fixtures.standby import majors
@@ -161,3 +164,35 @@ def test_a_daemon_starts_and_streams_while_a_table_is_locked_exclusively(
         line.start().wait_ready()
     line.database.execute("INSERT INTO busy VALUES (3)")
     wait_until(lambda: line.resume()[1].seq == 5, "the table does not go on")
+
+
+def test_partitions_are_read_without_a_lock_that_others_wait_for(database: Database) -> None:
+    """A DROP of a partition locks it, and then the default one: it must not meet ours there."""
+    database.execute(
+        "CREATE TABLE tree (id int, at int, PRIMARY KEY (id, at)) PARTITION BY LIST (at)",
+        "CREATE TABLE tree_else PARTITION OF tree DEFAULT",
+        "CREATE TABLE tree_1 PARTITION OF tree FOR VALUES IN (1)",
+        "CREATE TABLE plain (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)",
+    )
+    with database.connect() as holder, database.connect() as reader:
+        oids = [
+            number
+            for (number,) in reader.execute(
+                "SELECT oid::bigint FROM pg_class WHERE relname IN ('tree', 'plain')"
+            )
+        ]
+        for session in (reader, holder):
+            session.execute("SET lock_timeout = '2s'")
+        with reader.transaction():
+            sizes = read_sizes(reader, oids)
+            copied = {str(each) for each in volumes(reader, oids)}
+            with holder.transaction(force_rollback=True):
+                holder.execute("DROP TABLE tree_1")  # also: nothing that was read keeps a lock
+                partitions = [each.name for each in read_partitions(reader, oids)]
+                found = look_up(reader, "p", oids)
+    assert set(sizes) == set(oids)
+    assert copied == {"public.plain", "public.tree_1", "public.tree_else"}
+    assert partitions == ["tree_1", "tree_else"]
+    stored = [each.facts.stored for each in found.values()]
+    assert all(each is not None and each.storage for each in stored)
