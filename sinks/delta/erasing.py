@@ -26,10 +26,11 @@ from pyarrow.fs import FileSelector, FileType
 
 from cdc.errors import ConfigError, UnavailableError
 from lockstep.sinks.contract import Change, Changes
-from lockstep.sinks.delta import altering, features, history, lake, layout, log
+from lockstep.sinks.delta import altering, features, lake, layout, log
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta.frontiers import Frontiers
 from lockstep.sinks.delta.lake import Commit, ConflictError
+from lockstep.sinks.delta.parquet_form import GROUP_ROWS
 from lockstep.sinks.delta.rows import batch
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _written(settings: Settings, newest: FrontierRow, place: str, erased: Erased
     features.expect_ours(table)
     upto = lake.transaction_version(generation or newest.generation, seq)
     commit = Commit(app, upto, lake.newest_facts(table))
-    groups = history.GROUP_ROWS if layout.CURRENT in _names(table) else None
+    groups = GROUP_ROWS if layout.CURRENT in _names(table) else None
     with lake.translated(path):
         schema = lake.arrow_schema(table)
         lake.rewrite(table, schema, _kept(table, erased), commit.properties, groups)

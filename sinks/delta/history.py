@@ -31,6 +31,7 @@ from lockstep.sinks.delta.layout import (
     VALID_TO,
     VALID_TO_LSN,
 )
+from lockstep.sinks.delta.parquet_form import GROUP_ROWS
 from lockstep.sinks.delta.rows import Batch
 from lockstep.sinks.delta.work import merged
 
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 # The stored version that a row ends; in the merge's source its seq, and NULL in a new version.
 _ENDS: Final = "_ends"
-# In files of a history.
-GROUP_ROWS: Final = 1_000
+# What an end changes in a version.
+_ENDED: Final = (VALID_TO_LSN, VALID_TO, CURRENT)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of what ends a version
@@ -70,7 +71,7 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     )
     same = "".join(f" AND {_same(name)}" for name in keys)
     values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names}
-    ends = {quoted(name): f"s.{quoted(name)}" for name in (VALID_TO_LSN, VALID_TO, CURRENT)}
+    ends = {quoted(name): f"s.{quoted(name)}" for name in _ENDED}
     (
         table.merge(
             source,
@@ -103,14 +104,16 @@ def replaced(
     Not for a batch with a truncate, which ends every version.
     """
     schema = lake.arrow_schema(table)
+    kept = pa.schema([field for field in schema if field.name not in _ENDED])
     found = list(positions.find(positions.identities(work.batch.rows).unique()))
-    parts = [positions.rows(table, each, schema) for each in found]
-    stored = pa.concat_tables([schema.empty_table(), *parts])
+    parts = [positions.rows(table, each, kept) for each in found]
+    stored = pa.concat_tables([kept.empty_table(), *parts])
     new, ended = versions(stored, work)
     places = ended[_ENDS].combine_chunks()
     rows = stored.take(places)
-    for name in (VALID_TO_LSN, VALID_TO, CURRENT):
-        rows = rows.set_column(schema.get_field_index(name), schema.field(name), ended[name])
+    for name in _ENDED:
+        rows = rows.append_column(schema.field(name), ended[name])
+    rows = rows.select(schema.names)
     ends = pc.is_in(pa.arange(0, stored.num_rows), value_set=places)
     first = accumulate((len(each.rows) for each in found), initial=0)
     hit = [
@@ -192,7 +195,7 @@ class _Ends:
             schema=pa.schema(
                 [
                     (_ENDS, pa.int64()),
-                    *(schema.field(name) for name in (VALID_TO_LSN, VALID_TO, CURRENT)),
+                    *(schema.field(name) for name in _ENDED),
                 ]
             ),
         )

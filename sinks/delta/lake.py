@@ -304,15 +304,17 @@ def plain(schema: pa.Schema) -> pa.Schema:
 
 def under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return rows of a file with the schema's columns; a column added later is NULL."""
+    there = dict(zip(rows.column_names, rows.itercolumns(), strict=True))
     return pa.Table.from_arrays(
-        [
-            rows[field.name].cast(field.type)
-            if field.name in rows.column_names
-            else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-            for field in schema
-        ],
+        [_column(there.get(field.name), field.type, rows.num_rows) for field in schema],
         schema=schema,
     )
+
+
+def _column(values: pa.ChunkedArray | None, kind: pa.DataType, many: int) -> pa.ChunkedArray:
+    if values is None:
+        return pa.chunked_array([pa.nulls(many, kind)])
+    return values if values.type == kind else values.cast(kind)
 
 
 def looked_up(exact: pa.Array, name: str) -> pa.Array:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import lake, log
 from lockstep.sinks.delta.layout import CURRENT, EXACT, SEQ
+from lockstep.sinks.delta.stats import without_values
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ class Footer(NamedTuple):
 
     metadata: pq.FileMetaData
     ends: list[int]  # of each group, in rows
+    columns: frozenset[str]  # that have values
 
 
 @dataclass(slots=True)
@@ -169,12 +171,10 @@ class Positions:
     def rows(self, table: DeltaTable, found: RowsOfFile, schema: pa.Schema) -> pa.Table:
         """Return columns of the found rows; of the file only the row groups with one are read."""
         file = found.file
-        with log.files(table).open_input_file(unquote(file.path)) as opened:
+        with log.opened(table, file.path) as opened:
             reader = _reader(opened, file.footer)
             if file.footer is None:
-                groups = range(reader.num_row_groups)
-                sizes = (reader.metadata.row_group(each).num_rows for each in groups)
-                file.footer = Footer(reader.metadata, list(accumulate(sizes)))
+                file.footer = _footer(reader, file)
             ends, rows = file.footer.ends, found.rows.to_pylist()
             of = [bisect_right(ends, row) for row in rows]
             read = sorted(set(of))
@@ -183,7 +183,7 @@ class Positions:
                 begin = ends[group - 1] if group else 0
                 starts[group] = first - begin
                 first += ends[group] - begin
-            there = [name for name in schema.names if name in reader.schema_arrow.names]
+            there = [name for name in schema.names if name in file.footer.columns]
             part = reader.read_row_groups(read, columns=there, use_threads=False)
         # First the types: Arrow takes no rows of some that delta-rs writes.
         places = [row + starts[group] for row, group in zip(rows, of, strict=True)]
@@ -191,7 +191,7 @@ class Positions:
 
     def read(self, table: DeltaTable, path: str, columns: Sequence[str] | None) -> pa.Table:
         """Return columns of a file, in the table's types; without those that it lacks."""
-        with log.files(table).open_input_file(unquote(path)) as opened:
+        with log.opened(table, path) as opened:
             reader = _reader(opened)
             names = set(reader.schema_arrow.names)
             wanted = None if columns is None else [name for name in columns if name in names]
@@ -260,6 +260,14 @@ def _reader(opened: pa.NativeFile, footer: Footer | None = None) -> pq.ParquetFi
         # and as nanoseconds they would end in 2262.
         coerce_int96_timestamp_unit="us",
     )
+
+
+def _footer(reader: pq.ParquetFile, file: DataFile) -> Footer:
+    groups = range(reader.num_row_groups)
+    sizes = (reader.metadata.row_group(each).num_rows for each in groups)
+    empty = without_values(file.stats, file.rows)
+    columns = frozenset(reader.schema_arrow.names) - empty
+    return Footer(reader.metadata, list(accumulate(sizes)), columns)
 
 
 def _none(rows: int) -> pa.BooleanArray:

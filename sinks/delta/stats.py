@@ -80,6 +80,12 @@ def with_deleted(stats: str, rows: int) -> str:
     return msgspec.json.encode(known).decode()
 
 
+def without_values(stats: str, rows: int) -> set[str]:
+    """Return the columns of a file with so many rows, deleted ones included, that are all NULL."""
+    known = msgspec.json.decode(stats or "{}").get("nullCount") or {}
+    return {name for name, nulls in known.items() if nulls == rows}
+
+
 def _has_bounds(kind: pa.DataType) -> bool:
     return any(
         each(kind)

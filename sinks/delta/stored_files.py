@@ -9,8 +9,8 @@ Of tables whose files are what readers see (`can_read`): no mapped columns, no p
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,10 +21,9 @@ from lockstep.sinks.delta.layout import EXACT
 from lockstep.sinks.delta.positions import with_deleted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from deltalake import DeltaTable
-    from pyarrow.fs import PyFileSystem
 
 # In bytes, of all tables of a follower: some 15 million rows of four columns.
 MOST_BYTES: Final = 512 << 20
@@ -94,7 +93,7 @@ class RowGroup:
         missing = [each for each in fields if getattr(found[each.name], "type", None) != each.type]
         if missing:
             names, footer = [field.name for field in missing], self._file.footer.metadata
-            with self._file.storage.open_input_file(unquote(self._file.path)) as data:
+            with self._file.open() as data:
                 reader = pq.ParquetFile(data, metadata=footer, coerce_int96_timestamp_unit="us")
                 part = reader.read_row_group(self._number, columns=names, use_threads=False)
             read = lake.under(part, pa.schema(missing)).combine_chunks()
@@ -116,7 +115,7 @@ class _File(NamedTuple):
 
     table: str
     path: str
-    storage: PyFileSystem
+    open: Callable[[], pa.NativeFile]
     footer: _Footer
 
 
@@ -158,14 +157,14 @@ class StoredFiles:
             first += group.rows
 
     def _file(self, table: DeltaTable, path: str) -> _File:
-        name, storage = _name(table), log.files(table)
+        name, opened = _name(table), partial(log.opened, table, path)
         footer = self._footers.get((name, path))
         if footer is None:
-            with storage.open_input_file(unquote(path)) as data, pq.ParquetFile(data) as file:
+            with opened() as data, pq.ParquetFile(data) as file:
                 footer = _Footer(file.metadata, frozenset(file.schema_arrow.names))
             if self._is_current(name, path):
                 self._footers[name, path] = footer
-        return _File(name, path, storage, footer)
+        return _File(name, path, opened, footer)
 
     def numbers(self, table: DeltaTable, path: str, vector: Mapping[str, Any]) -> pa.Array:
         """Return the numbers of the rows in a deletion vector of a file, ascending."""

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import actions as delta_actions
-from lockstep.sinks.delta import features, history, keyless, lake
+from lockstep.sinks.delta import features, history, keyless, lake, parquet_form
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.actions import Files
@@ -54,14 +54,6 @@ _REWRITTEN_PER_ROW: Final = 2
 # thousands, and their keys are read again in hundredths of a second.
 _SMALL_TABLE_BYTES: Final = 16 << 20
 SMALL_KEYS_BYTES: Final = 256 << 20
-# How files are written. Rows of a history are read one by one when they end, each at the cost of
-# its row group: so these are small, too small for dictionaries.
-_PLAIN: Final = {"compression": "snappy"}
-_HISTORY: Final = {
-    "compression": "zstd",
-    "row_group_size": history.GROUP_ROWS,
-    "use_dictionary": False,
-}
 
 
 class Vectors:
@@ -145,7 +137,7 @@ class _Writing:
     ) -> None:
         self._mirror, self.positions, self._files = mirror, positions, files
         self.table = mirror.loaded
-        self._form = _HISTORY if is_history else _PLAIN
+        self._is_history = is_history
 
     def apply(self, work: Work, commit: Commit) -> None:
         """Commit a batch: deletion vectors for the rows that it replaces, a file of its rows."""
@@ -177,9 +169,10 @@ class _Writing:
     def written(self, rows: pa.Table) -> DataFile:
         """Write rows to a file; return its description."""
         rows = rows.combine_chunks()
-        path = f"part-00000-{uuid4()}-c000.{self._form['compression']}.parquet"
+        path = f"part-00000-{uuid4()}-c000.parquet"
+        form = parquet_form.of_history(rows.schema) if self._is_history else parquet_form.PLAIN
         sink = pa.BufferOutputStream()
-        pq.write_table(rows, sink, coerce_timestamps="us", **self._form)
+        pq.write_table(rows, sink, coerce_timestamps="us", **form)
         data = sink.getvalue()
         self._files.put(path, data)
         stats = Stats(rows.schema)

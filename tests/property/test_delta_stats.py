@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lockstep.sinks.delta import actions, lake, layout, parts
 from lockstep.sinks.delta.actions import Files, put_version
 from lockstep.sinks.delta.lake import Commit
-from lockstep.sinks.delta.stats import Stats
+from lockstep.sinks.delta.stats import Stats, with_deleted, without_values
 
 # Characters around the limits at which text is cut and compared, including the last one.
 TEXT = st.text(st.sampled_from("a\x7f\xe9\ud7ff\ue000\U0001f600\U0010ffff"), max_size=34)
@@ -132,3 +132,14 @@ def test_files_end_when_full_and_abandoned_ones_are_in_no_commit(
         empty.add(pa.record_batch([pa.array([], pa.int64()), pa.array([], pa.string())], schema))
     assert not empty.done
     assert DeltaTable(tmp_path).to_pyarrow_table().num_rows == 5_000
+
+
+def test_a_column_has_no_values_if_as_many_are_null_as_the_file_has_rows() -> None:
+    """Also once rows are deleted: their number in the statistics is the file's own."""
+    rows = pa.table({"id": [1, 2], "a": pa.nulls(2, pa.int64()), "b": [None, "x"]})
+    stats = Stats(rows.schema)
+    stats.add(rows)
+    assert without_values(stats.json(), 2) == {"a"}
+    assert without_values(with_deleted(stats.json(), 2), 2) == {"a"}
+    assert without_values('{"numRecords":2,"nullCount":{"s":{"x":2}}}', 2) == set()
+    assert without_values("", 2) == set()
