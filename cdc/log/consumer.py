@@ -54,8 +54,18 @@ _AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local 
 class LogConsumer:
     """A connection to the brokers that reads; `assign`, `follow` and `pieces` choose what."""
 
-    def __init__(self, config: Config, *, skip_deleted: bool = False, wait_ms: int = 20) -> None:
-        """Connect. A broker that has no new record answers after `wait_ms`; else at once."""
+    def __init__(
+        self,
+        config: Config,
+        *,
+        skip_deleted: bool = False,
+        wait_ms: int = 20,
+        wait_bytes: int = 1,
+    ) -> None:
+        """Connect. A broker that has less than `wait_bytes` answers after `wait_ms`, else at once.
+
+        Each answer costs the broker a look at every partition that is read.
+        """
         self._config = config
         # The offset after the newest record of each partition that is read, or after the
         # transaction markers at its end; before anything has arrived, where reading starts.
@@ -76,6 +86,7 @@ class LogConsumer:
                         "enable.partition.eof": True,
                         "auto.offset.reset": "earliest" if skip_deleted else "error",
                         "fetch.wait.max.ms": wait_ms,
+                        "fetch.min.bytes": wait_bytes,
                         # The default of a second stalls a reader whose queue was full for a moment.
                         "fetch.queue.backoff.ms": 5,
                     },

@@ -28,8 +28,19 @@ if TYPE_CHECKING:
     from cdc.config import Config, TablePattern
     from cdc.log.partitions import Partition
 
+
+class Pace(NamedTuple):
+    """How often a reader gets records: those of `seconds`, sooner if there are `most_bytes`."""
+
+    seconds: float
+    most_bytes: int = 1  # 1: a broker that has one does not wait
+
+
 # Records are collected for this long and then sorted: it is a reader's lag.
-_GATHER_SECONDS: Final = 0.1
+_SOON: Final = Pace(0.1)
+# For a sample of everything, which may be thousands of partitions: a broker that answered each
+# commit would look at all of them each time.
+_SAMPLED: Final = Pace(0.5, 1 << 20)
 # How soon the topic of a newly captured table is noticed.
 _LOOK_SECONDS: Final = 3.0
 
@@ -79,7 +90,7 @@ def sample(config: Config, most_per_second: int) -> Generator[Sample]:
     Each table has an equal share of them, so that a busy one does not hide the others.
     """
     budget, at = float(most_per_second), time.monotonic()
-    with closing(follow(config, partial(_matching, config, ()))) as batches:
+    with closing(follow(config, partial(_matching, config, ()), pace=_SAMPLED)) as batches:
         for messages in batches:
             now = time.monotonic()
             budget = min(most_per_second, budget + (now - at) * most_per_second)
@@ -106,6 +117,7 @@ def follow(
     *,
     from_beginning: bool = False,
     exactly: bool = False,
+    pace: Pace = _SOON,
 ) -> Generator[list[Message]]:
     """Yield the records that arrive, without tombstones; an empty list now and then.
 
@@ -117,7 +129,8 @@ def follow(
     # A topic that is created meanwhile is read from its beginning.
     start = BEGINNING if from_beginning else END
     look_at = time.monotonic()
-    with closing(LogConsumer(config)) as consumer:
+    wait_ms = int(pace.seconds * 1_000)
+    with closing(LogConsumer(config, wait_ms=wait_ms, wait_bytes=pace.most_bytes)) as consumer:
         if exactly:
             ends = consumer.look_up(wanted(topics.existing(admin, config.prefix)))
             consumer.follow({each: held.end for each, held in ends.items()})
@@ -128,7 +141,7 @@ def follow(
                 consumer.follow(dict.fromkeys(found - consumer.positions.keys(), start))
                 start = BEGINNING
                 look_at = time.monotonic() + _LOOK_SECONDS
-            messages = consumer.arrivals(_GATHER_SECONDS, gather=True)
+            messages = consumer.arrivals(pace.seconds, gather=True)
             yield [each for each in messages if each.value() is not None]
 
 
