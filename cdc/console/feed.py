@@ -19,13 +19,14 @@ import orjson
 from cdc.console.latency import Lateness
 from cdc.errors import CDCError
 from cdc.log import names
-from cdc.log.tail import sample
+from cdc.log.sample import sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cdc.config import Config
-    from cdc.log.tail import Arrived, Sample
+    from cdc.log.sample import Sample
+    from cdc.log.tail import Arrived
 
 log = logging.getLogger("cdc.console.feed")
 

@@ -21,26 +21,15 @@ from cdc.log.client import reach
 from cdc.log.consumer import BEGINNING, END, LogConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from confluent_kafka import Message
 
     from cdc.config import Config, TablePattern
     from cdc.log.partitions import Partition
 
-
-class Pace(NamedTuple):
-    """How often a reader gets records: those of `seconds`, sooner if there are `most_bytes`."""
-
-    seconds: float
-    most_bytes: int = 1  # 1: a broker that has one does not wait
-
-
 # Records are collected for this long and then sorted: it is a reader's lag.
-_SOON: Final = Pace(0.1)
-# For a sample of everything, which may be thousands of partitions: a broker that answered each
-# commit would look at all of them each time.
-_SAMPLED: Final = Pace(0.5, 1 << 20)
+_GATHER_SECONDS: Final = 0.1
 # How soon the topic of a newly captured table is noticed.
 _LOOK_SECONDS: Final = 3.0
 
@@ -56,20 +45,6 @@ class Arrived(NamedTuple):
     event: dict[str, Any]
 
 
-class Arrivals(NamedTuple):
-    """What arrived in one topic during one read."""
-
-    events: int
-    published_ms: int  # the newest
-
-
-class Sample(NamedTuple):
-    """What arrived during one read: all of it counted by topic, and some of it decoded."""
-
-    topics: dict[str, Arrivals]
-    arrived: list[Arrived]
-
-
 def tail(
     config: Config, patterns: Sequence[TablePattern], *, from_beginning: bool
 ) -> Generator[list[Arrived]]:
@@ -81,34 +56,7 @@ def tail(
     wanted = partial(_matching, config, patterns)
     with closing(follow(config, wanted, from_beginning=from_beginning)) as batches:
         for messages in batches:
-            yield _decoded(messages)
-
-
-def sample(config: Config, most_per_second: int) -> Generator[Sample]:
-    """Count what arrives from now on, and decode at most so many events of it a second.
-
-    Each table has an equal share of them, so that a busy one does not hide the others.
-    """
-    budget, at = float(most_per_second), time.monotonic()
-    with closing(follow(config, partial(_matching, config, ()), pace=_SAMPLED)) as batches:
-        for messages in batches:
-            now = time.monotonic()
-            budget = min(most_per_second, budget + (now - at) * most_per_second)
-            at = now
-            by_topic: dict[str, list[Message]] = {}
-            for each in messages:
-                by_topic.setdefault(str(each.topic()), []).append(each)
-            share = max(1, int(budget) // max(1, len(by_topic)))
-            chosen = [each for found in by_topic.values() for each in found[-share:]]
-            chosen = chosen[: int(budget)]
-            budget -= len(chosen)
-            yield Sample(
-                {
-                    topic: Arrivals(len(found), max(each.timestamp()[1] for each in found))
-                    for topic, found in by_topic.items()
-                },
-                _decoded(chosen),
-            )
+            yield decoded(messages)
 
 
 def follow(
@@ -117,7 +65,6 @@ def follow(
     *,
     from_beginning: bool = False,
     exactly: bool = False,
-    pace: Pace = _SOON,
 ) -> Generator[list[Message]]:
     """Yield the records that arrive, without tombstones; an empty list now and then.
 
@@ -129,8 +76,7 @@ def follow(
     # A topic that is created meanwhile is read from its beginning.
     start = BEGINNING if from_beginning else END
     look_at = time.monotonic()
-    wait_ms = int(pace.seconds * 1_000)
-    with closing(LogConsumer(config, wait_ms=wait_ms, wait_bytes=pace.most_bytes)) as consumer:
+    with closing(LogConsumer(config)) as consumer:
         if exactly:
             ends = consumer.look_up(wanted(topics.existing(admin, config.prefix)))
             consumer.follow({each: held.end for each, held in ends.items()})
@@ -141,11 +87,12 @@ def follow(
                 consumer.follow(dict.fromkeys(found - consumer.positions.keys(), start))
                 start = BEGINNING
                 look_at = time.monotonic() + _LOOK_SECONDS
-            messages = consumer.arrivals(pace.seconds, gather=True)
+            messages = consumer.arrivals(_GATHER_SECONDS, gather=True)
             yield [each for each in messages if each.value() is not None]
 
 
-def _decoded(messages: list[Message]) -> list[Arrived]:
+def decoded(messages: Iterable[Message]) -> list[Arrived]:
+    """Return the events of records, in the order of seq."""
     return sorted(map(_arrived, messages), key=lambda each: each.event["source"]["seq"])
 
 

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from cdc.log.tail import sample
+from cdc.log.sample import sample
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import Database
 

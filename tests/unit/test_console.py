@@ -19,7 +19,8 @@ from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
 from cdc.console.incidents import Incidents
 from cdc.console.latency import Lateness
 from cdc.errors import ConfigError
-from cdc.log.tail import Arrivals, Arrived, Sample
+from cdc.log.sample import Arrivals, Sample
+from cdc.log.tail import Arrived
 from cdc.operate.findings import Level
 from cdc.operate.followers import FollowerStatus
 from cdc.operate.status import Status
