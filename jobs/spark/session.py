@@ -16,8 +16,8 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -111,12 +111,10 @@ def session(
     if active is not None:
         return _with_values(active)
     settings = {**VALUES, "spark.speculation": "false", **(DELTA if delta else {})}
-    made = None
     if not submitted():
         _expect_java()
         if "PYSPARK_PYTHON" not in os.environ:  # workers would take the first python3 of PATH
-            made = _python()
-            os.environ["PYSPARK_PYTHON"] = str(made)
+            os.environ["PYSPARK_PYTHON"] = _python()
         # Otherwise Spark looks up this machine's name, and logs a warning about the result.
         os.environ.setdefault("SPARK_LOCAL_IP", _SMALL["spark.driver.host"])
         settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
@@ -131,15 +129,11 @@ def session(
         builder = builder.config(key, value)
     try:
         started = builder.getOrCreate()
-        made = made or _python_of(started)
-        if made is not None:
-            delete_with_jvm(started, made.parent)
-    except BaseException as error:
-        if made is not None:
-            shutil.rmtree(made.parent, ignore_errors=True)
-        if isinstance(error, Exception) and has_ended(error):
+    except Exception as error:
+        if has_ended(error):
             raise SparkEndedError from error
         raise
+    _give_python(started)
     return started
 
 
@@ -193,24 +187,12 @@ def has_ended(error: Exception) -> bool:
     return silent or unborn or isinstance(error, Py4JNetworkError | ConnectionError)
 
 
-def _python_of(started: SparkSession) -> Path | None:
+def _give_python(started: SparkSession) -> None:
     """Make a local spark-submit session with our Python start its workers as our own does."""
     context = started.sparkContext
-    if not (context.master or "").startswith("local"):
-        return None
-    if shutil.which(context.pythonExec) != shutil.which(sys.executable):
-        return None
-    made = _python()
-    context.pythonExec = str(made)
-    return made
-
-
-def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
-    """Delete a folder when the JVM ends, which happens however this process ends."""
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way
-    assert jvm is not None, "it has been started"
-    hooks = jvm.org.apache.spark.util.ShutdownHookManager
-    hooks.registerShutdownDeleteDir(jvm.java.io.File(str(folder)))
+    is_local = (context.master or "").startswith("local")
+    if is_local and shutil.which(context.pythonExec) == shutil.which(sys.executable):
+        context.pythonExec = _python()
 
 
 def _expect_java() -> None:
@@ -235,21 +217,23 @@ def submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _python() -> Path:
+@cache
+def _python() -> str:
     """Return the program that starts workers: our Python, with the installed pyspark.
 
     Spark puts an archive of pyspark first, which has no compiled modules: each process would
     compile them again, for most of a second. A streaming source's worker answers before it imports
     pyspark (`jobs.spark.source_worker`): Spark gives up a worker that has not answered in ten
     seconds.
+
+    It is a file in memory, which is there as long as this process, however it ends.
     """
-    path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
     worker = Path(__file__).with_name("source_worker.py")
     text = _WORKER.format(
         module=source_worker.MODULE,
         python=shlex.quote(sys.executable),
         worker=shlex.quote(str(worker)),
     )
-    path.write_text(text, "utf-8")
-    path.chmod(0o755)
-    return path
+    number = os.memfd_create("lockstep-python")
+    os.write(number, text.encode())
+    return f"/proc/{os.getpid()}/fd/{number}"
