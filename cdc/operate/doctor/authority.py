@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cdc.config import meaning
 from cdc.errors import CDCError
-from cdc.keyring.opening import open_keyring
+from cdc.keyring.opening import need_ciphers
 from cdc.operate.findings import Finding, error, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.source import rights
@@ -54,7 +54,7 @@ def check_keyring(config: Config) -> Iterator[Finding]:
     if not config.keyring.is_there:
         return
     try:
-        counts = open_keyring(config.keyring).counts()
+        counts = need_ciphers(config).keyring.counts()
     except CDCError as failure:
         yield error("keyring", failure.what, failure.hint)
     else:
