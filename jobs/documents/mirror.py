@@ -7,8 +7,10 @@ never fewer.
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import date
 from decimal import Decimal
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -18,12 +20,13 @@ from pyarrow import types
 
 from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.documents import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from lockstep.jobs.documents.rows import NodeRows
-    from lockstep.sinks.documents import Node, Row, Term, Terms
+    from lockstep.sinks.documents import Node, Term, Terms
 
 # A query's text grows with the values in it; for more values than this it has only the smallest and
 # the largest.
@@ -102,24 +105,19 @@ class MirrorTables:
         if found is None:
             return None
         old, new = (live_rows(side) for side in found)
-        key = [*node.key, delta_layout.SEQ]
-        sides = without(old, new, key), without(new, old, key)
-        deleted, newer = (
-            {
-                (row.key, seq): row
-                for batch in side.to_batches()
-                for seq, row in zip(
-                    batch.column(delta_layout.SEQ).to_pylist(),
-                    reader.read(batch.select(reader.columns)),
-                    strict=True,
-                )
-            }
-            for side in sides
-        )
+        sides = differing(old, new, [*node.key, delta_layout.SEQ])
         # Keys that have no value of their column's type are compared by their text.
+        counts, rows = Counter[tuple[bytes, int]](), dict[tuple[bytes, int], Row]()
+        for side, more in zip(sides, (-1, 1), strict=True):
+            for batch in side.to_batches():
+                seqs = batch.column(delta_layout.SEQ).to_pylist()
+                read = reader.read(batch.select(reader.columns))
+                for seq, row in zip(seqs, read, strict=True):
+                    counts[row.key, seq] += more
+                    rows[row.key, seq] = row
         return (
-            [row for at, row in deleted.items() if at not in newer],
-            [row for at, row in newer.items() if at not in deleted],
+            [rows[at] for at, count in counts.items() if count < 0],
+            [rows[at] for at, count in counts.items() if count > 0],
         )
 
     def lacking(self, node: Node, other: MirrorTables) -> Iterator[Row]:
@@ -182,6 +180,31 @@ def live_rows(rows: pa.Table) -> pa.Table:
     if delta_layout.DELETED in rows.column_names:
         return rows.filter(pc.invert(pc.fill_null(rows[delta_layout.DELETED], fill_value=False)))
     return rows
+
+
+def differing(old: pa.Table, new: pa.Table, key: list[str]) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of each side that cancel none of the other's, each once.
+
+    One cancels one: a row is twice on a side if it came in one file and was then copied to another
+    (`sinks.delta.difference`). Rows whose key has a NULL are all returned.
+    """
+    of_old, of_new = _counted(old, key), _counted(new, key)
+    return _more(old, of_old, of_new, key), _more(new, of_new, of_old, key)
+
+
+def _counted(rows: pa.Table, key: list[str]) -> pa.Table:
+    """Return each key without a NULL, with its first row and how many rows have it."""
+    numbered = rows.select(key).append_column("#", pa.arange(0, rows.num_rows)).drop_null()
+    return numbered.group_by(key).aggregate([("#", "min"), ("#", "count")])
+
+
+def _more(rows: pa.Table, mine: pa.Table, theirs: pa.Table, key: list[str]) -> pa.Table:
+    """Return the first row of each key that more of mine have, and those with a NULL in it."""
+    others = theirs.select([*key, "#_count"]).rename_columns([*key, "#others"])
+    both = mine.join(others, keys=key, join_type="left outer")
+    more = both.filter(pc.greater(both["#_count"], pc.fill_null(both["#others"], 0)))["#_min"]
+    odd = pc.indices_nonzero(reduce(pc.or_, (pc.is_null(rows[name]) for name in key)))
+    return rows.take(pa.concat_arrays([more.combine_chunks(), odd.cast(pa.int64())]))
 
 
 def without(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Table:

@@ -116,7 +116,7 @@ class Computation:
     def changes(self, *, is_built: bool) -> Iterator[Changes]:
         """Yield the view's changes; all its rows if the store was built by another definition."""
         is_first = self._cut.before is None
-        same = all(table.has_same_columns() for table in self._tables.values())
+        same = all(table.has_same_columns for table in self._tables.values())
         if is_first or not is_built or not same:
             why = "its first cut" if is_first else "its definition has changed"
             self._decide("build", why if same else "columns of its tables have changed")

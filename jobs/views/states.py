@@ -17,7 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
-from lockstep.jobs.documents.mirror import MirrorVersion, among, live, live_rows, without
+from lockstep.jobs.documents.mirror import (
+    MirrorVersion,
+    among,
+    differing,
+    live,
+    live_rows,
+    without,
+)
 from lockstep.jobs.views.plans import ADDED, NEW, OLD, REMOVED
 from lockstep.jobs.views.translating import relation
 from lockstep.jobs.views.types import INEXACT, Type, of
@@ -103,7 +110,7 @@ class TableStates:
     @cached_property
     def changes(self) -> Rows | None:
         """The rows that only one state has; None if only Spark can find them."""
-        if self._after is None or self._before is None:
+        if self._after is None or self._before is None or not self.has_same_columns:
             return None
         names = [*self._names]
         columns = [*names, layout.SEQ, layout.EXACT, layout.CURRENT, layout.DELETED]
@@ -115,17 +122,18 @@ class TableStates:
             return None
         key = [*self._version.key, layout.SEQ]
         old, new = (live_rows(side).select([*names, layout.SEQ, layout.EXACT]) for side in found)
-        return Rows(without(old, new, key), without(new, old, key))
+        return Rows(*differing(old, new, key))
 
     def among(self, tests: Sequence[Test], names: Container[str], most: int) -> Rows | None:
         """Return the rows that have a value that a test names, some columns of them.
 
-        None if they are more than `most`, or if the state before can't be made of the one after.
+        None if they are more than `most`, if the mirror lacks a column, or if the state before
+        can't be made of the one after.
         """
         columns = [each for each in self._names if each in names]
         columns = list(dict.fromkeys([*columns, *self._version.key, layout.SEQ, layout.EXACT]))
         changes = self.changes if self.differ else None
-        if self._after is None or (self.differ and changes is None):
+        if self._after is None or (self.differ and changes is None) or not self.has_same_columns:
             return None
         new = self._found(self._after, columns, tests, most)
         if new is None:
@@ -216,8 +224,12 @@ class TableStates:
             rows.createOrReplaceTempView(quoted(relation(self._version.name, each)))
             self._registered[each] = None
 
+    @cached_property
     def has_same_columns(self) -> bool:
-        """Return whether both versions of the mirror have the table's columns, as they are now."""
+        """Whether both versions of the mirror have the table's columns, as they are now.
+
+        A column without values is added to a mirror with the next rows.
+        """
         for place in (self._before, self._after):
             if place is not None:
                 there = {each.name for each in self._opened(place).schema().fields}
@@ -246,6 +258,9 @@ class TableStates:
         if rows is None:
             reader = self._spark.read.format("delta").option("versionAsOf", place.version)
             rows = reader.load(place.path)
+            missing = [each for each in self._version.columns if each.name not in rows.columns]
+            nulls = (f"CAST(NULL AS {of(each).spark}) AS {quoted(each.name)}" for each in missing)
+            rows = rows.selectExpr("*", *nulls)
         if layout.CURRENT in rows.columns:
             rows = rows.where(layout.CURRENT)
         if layout.DELETED in rows.columns:

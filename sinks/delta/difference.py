@@ -4,8 +4,9 @@ Each file that a commit names has a first and a last set of rows: those at the e
 at its creation, and those at the later version, or at its removal. A file that was created from
 changes had no rows before, and one that changes removed has none afterwards; but a commit that only
 rearranges rows (`dataChange` false, as OPTIMIZE) changes neither. The rows in only one of a file's
-two sets differ, unless an equal row is in another file: so only changed rows are read, and the cost
-follows the changes, however large the table is.
+two sets differ, unless an equal row of the other set is in another file, which cancels one of them:
+a row that is new, was then moved and then copied is in two last sets and one first set. So only
+changed rows are read, and the cost follows the changes, however large the table is.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _File:
 
 
 class Difference(NamedTuple):
-    """Rows of the earlier version and rows of the later one; equal ones may be in both."""
+    """Rows of the earlier version and rows of the later one; one of them cancels an equal one."""
 
     before: pa.Table
     after: pa.Table

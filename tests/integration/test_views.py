@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
@@ -103,6 +104,37 @@ def test_a_view_that_is_declared_again_while_it_is_dropped_is_computed_again(
             "kept": "nothing", "again": "build",
         }  # fmt: skip
         assert shop.differences("again", _rows(name, "again")) == ""
+
+
+@pytest.mark.parametrize("read", ["here", "files", "delta"])
+def test_a_column_that_a_mirror_lacks_is_null(
+    database: Database,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    read: str,
+) -> None:
+    """A column without values is added to a mirror with the next rows of its table."""
+    if read != "here":
+        monkeypatch.setattr(states, "SMALL_ROWS", 0)
+    if read == "delta":
+        monkeypatch.setattr(plain, "plain_files", lambda _: None)
+    noted = View(
+        sql="SELECT o.id, c.name, c.note FROM orders o JOIN customers c ON c.id = o.customer_id",
+        key=("id",),
+    )
+    shop, store = Shop(database, tmp_path / "lake", {"noted": noted}), str(tmp_path)
+    database.execute("INSERT INTO customers VALUES (1, 'a')", "INSERT INTO orders VALUES (1, 1)")
+    shop.cut()
+    database.execute("ALTER TABLE customers ADD COLUMN note text")
+    shop.altered("customers")
+    database.execute("INSERT INTO orders VALUES (2, 1)")
+    shop.expect_answers(spark, store, 1)
+    DeltaTable(tmp_path / "lake" / "public.customers").optimize.compact()
+    database.execute("INSERT INTO orders VALUES (3, 1)")
+    shop.expect_answers(spark, store, 2)
+    database.execute("UPDATE customers SET note = 'b'", "INSERT INTO orders VALUES (4, 1)")
+    shop.expect_answers(spark, store, 3)
 
 
 def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
