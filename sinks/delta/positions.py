@@ -160,6 +160,8 @@ class Positions:
             first = pc.search_sorted(file.keys, wanted, side="left")
             end = pc.search_sorted(file.keys, wanted, side="right")
             hit = pc.indices_nonzero(pc.less(first, end)).cast(pa.int32())
+            if not len(hit):
+                continue
             first, end = first.take(hit), end.take(hit)
             if pc.any(pc.greater(pc.subtract(end, first), 1)).as_py():
                 first, hit = _every(first, end, hit)
