@@ -31,7 +31,7 @@ from cdc.source.export import is_export_running
 from cdc.source.pinned import connect_for_rows
 from lockstep.jobs.apply import app  # noqa: F401 - explains what is not installed, so before what imports Spark
 from lockstep.jobs.copying.driving import InSession
-from lockstep.jobs.spark.session import session, submitted
+from lockstep.jobs.spark.session import session
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -141,7 +141,7 @@ class _Sparks:
             from pyspark.sql import SparkSession  # noqa: PLC0415 - after what explains its absence
 
             delta = any(table.kind == "direct" for table in plan.tables)
-            jars = files.jars(Quiet()) if delta and not submitted() else ()
+            jars = files.jars(Quiet()) if delta and not files.submitted() else ()
             name = f"lockstep snapshot {plan.pipeline}"
             self._is_ours = SparkSession.getActiveSession() is None
             short = sum(table.bytes for table in plan.tables) < _SHORT_BYTES

@@ -7,6 +7,7 @@ dependencies must be installed where executors run.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -40,6 +41,11 @@ DELTA: Final = {
 NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
 _LEFT_OUT: Final = {".pyc", ".pyo"}
 _TRIAL_SECONDS: Final = 300.0
+
+
+def submitted() -> bool:
+    """Return whether spark-submit started this process, and with it the JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def jars(progress: Progress) -> list[Path]:

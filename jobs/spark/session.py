@@ -29,7 +29,7 @@ from cdc.errors import CDCError, ConfigError, Exit, StoppedError
 from cdc.runtime import class_archive
 from cdc.runtime import spark as files
 from cdc.runtime.java import OLDEST, system_java
-from cdc.runtime.spark import DELTA, NO_MEMORY, VALUES
+from cdc.runtime.spark import DELTA, NO_MEMORY, VALUES, submitted
 from lockstep.jobs.spark import source_worker
 
 if TYPE_CHECKING:
@@ -210,11 +210,6 @@ def with_jars(name: str, *, cores: int = 2) -> SparkSession:
     from cdc.runtime.progress import Terminal  # noqa: PLC0415 - of the extra `spark`
 
     return session(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
-
-
-def submitted() -> bool:
-    """Return whether spark-submit started this process, and with it the JVM."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @cache

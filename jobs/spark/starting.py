@@ -2,7 +2,7 @@
 
 Starting a JVM takes most of a small machine for ten seconds, and those are the seconds in which
 followers catch up after a restart. So it waits until each of them has, or until one cannot continue
-without it, though not for long: a large cut should find Spark running.
+without it. spark-submit has started the JVM already: its cores catch up faster, and are soon used.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import StoppedError
+from cdc.runtime import spark as files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
 
-# How long followers may work before Spark starts anyway.
+# How long followers may work before spark-submit's session is used anyway.
 _WAIT_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.1
 
@@ -66,7 +67,7 @@ class SparkStart:
                 threading.Thread(target=self._run, name="spark-start", daemon=True).start()
 
     def _run(self) -> None:
-        self._wanted.wait(_WAIT_SECONDS)
+        self._wanted.wait(_WAIT_SECONDS if files.submitted() else None)
         try:
             session = self._start()
             self.cores = session.sparkContext.defaultParallelism
@@ -77,10 +78,9 @@ class SparkStart:
 
 def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
     """Start the session that these followers need."""
-    from cdc.runtime import spark as files  # noqa: PLC0415 - only where there is no spark-submit
-    from cdc.runtime.progress import Progress  # noqa: PLC0415 - as above
-    from lockstep.jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
+    from cdc.runtime.progress import Progress  # noqa: PLC0415 - only where Spark is needed
+    from lockstep.jobs.spark.session import session  # noqa: PLC0415 - pyspark takes a second
 
     chosen = [config.followers[name] for name in followers]
     delta = any(each.delta is not None or each.is_derived for each in chosen)
-    return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
+    return session(title, delta=delta, jars=() if files.submitted() else files.jars(Progress()))
