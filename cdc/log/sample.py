@@ -8,6 +8,7 @@ the number of tables. An event is seen once a frontier has it.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -84,37 +85,37 @@ class _Counted:
     def __init__(self, pipeline: str, topic: str) -> None:
         self.topics: dict[str, Arrivals] = {}
         self._pipeline, self._topic = pipeline, topic
-        self._seq: int | None = None  # before the first of them
+        self._low = 0  # the seq before the first of them
         self._ends: dict[Partition, int] = {}
-        self._events: dict[Partition, int] = {}
+        self._events: Counter[Partition] = Counter()
 
     def add(self, message: Message) -> None:
         record = records.decode(records.FrontierRecord, message.value() or b"", self._topic)
         if record.pipeline != self._pipeline:
             return
-        if self._seq is None:
-            self._seq = before(record)
+        if not self.topics:
+            self._low = before(record)
         for topic, number, end, events in record.partitions:
             if events:
                 known = self.topics.get(topic, Arrivals())
                 self.topics[topic] = Arrivals(known.events + events, message.timestamp()[1])
                 self._ends[topic, number] = end
-                self._events[topic, number] = self._events.get((topic, number), 0) + events
+                self._events[topic, number] += events
 
     def newest(self, ranges: RangeReader, most: int) -> list[Arrived]:
         """Return at most so many of the events, the newest of each table, in the order of seq."""
         share = max(1, most // len(self.topics))
         chosen = set(sorted(self.topics, key=self._published, reverse=True)[:most])
         wanted = {each: self._last(each, share) for each in self._events if each[0] in chosen}
-        found: dict[str, list[Message]] = {}
-        for (topic, _), messages in ranges.pieces(wanted):
-            found.setdefault(topic, []).extend(each for each in messages if each.value())
-        low = self._seq or 0
-        newest: list[Arrived] = []
-        for messages in found.values():
-            events = [each for each in decoded(messages) if each.event["source"]["seq"] > low]
-            newest += events[-share:]
-        return sorted(newest, key=lambda each: each.event["source"]["seq"])
+        pieces = ranges.pieces(wanted)
+        events = decoded(each for _, messages in pieces for each in messages if each.value())
+        taken: Counter[str] = Counter()
+        found: list[Arrived] = []
+        for each in reversed(events):
+            if each.event["source"]["seq"] > self._low and taken[each.topic] < share:
+                taken[each.topic] += 1
+                found.append(each)
+        return found[::-1]
 
     def _published(self, topic: str) -> int:
         return self.topics[topic].published_ms
