@@ -188,6 +188,8 @@ def differing(old: pa.Table, new: pa.Table, key: list[str]) -> tuple[pa.Table, p
     One cancels one: a row is twice on a side if it came in one file and was then copied to another
     (`sinks.delta.difference`). Rows whose key has a NULL are all returned.
     """
+    if not old.num_rows or not new.num_rows:  # a row twice on a side cancels one of the other's
+        return old, new
     of_old, of_new = _counted(old, key), _counted(new, key)
     return _more(old, of_old, of_new, key), _more(new, of_new, of_old, key)
 

@@ -132,8 +132,10 @@ class TableStates:
         """
         columns = [each for each in self._names if each in names]
         columns = list(dict.fromkeys([*columns, *self._version.key, layout.SEQ, layout.EXACT]))
+        if self._after is None or not self.has_same_columns:
+            return None
         changes = self.changes if self.differ else None
-        if self._after is None or (self.differ and changes is None) or not self.has_same_columns:
+        if self.differ and changes is None:
             return None
         new = self._found(self._after, columns, tests, most)
         if new is None:
