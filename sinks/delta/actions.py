@@ -391,9 +391,7 @@ def roaring_bitmap(deleted: pa.BooleanArray) -> bytes:
 
 def _true(deleted: pa.BooleanArray) -> pa.UInt64Array:
     """Return which rows are true: mostly few of many, so 64 are skipped at once where none is."""
-    if deleted.offset:
-        deleted = pa.concat_arrays([deleted, deleted.slice(0, 0)])
-    words = pa.Array.from_buffers(pa.uint64(), len(deleted) // 64, [None, deleted.buffers()[1]])
+    words = pa.Array.from_buffers(pa.uint64(), len(deleted) // 64, [None, bitmap(deleted)])
     used = pc.indices_nonzero(pc.not_equal(words, _number(0)))
     found = words.take(used)
     bits = pa.BooleanArray.from_buffers(pa.bool_(), 64 * len(found), [None, found.buffers()[1]])
@@ -409,12 +407,16 @@ def _number(number: int) -> pa.UInt64Scalar:
     return pa.scalar(number, pa.uint64())
 
 
-def _bits(rows: pa.BooleanArray) -> bytes:
-    """Return a bitmap, the first row in the lowest bit of the first byte."""
-    if rows.offset % 8:
+def bitmap(rows: pa.BooleanArray) -> pa.Buffer:
+    """Return a bitmap, the first row in the lowest bit of the first byte; longer than the rows."""
+    if rows.offset:
         rows = pa.concat_arrays([rows, rows.slice(0, 0)])
-    first = rows.offset // 8
-    text: bytes = rows.buffers()[1].slice(first, (len(rows) + 7) // 8).to_pybytes()
+    return rows.buffers()[1]
+
+
+def _bits(rows: pa.BooleanArray) -> bytes:
+    """Return the bitmap without the bits after the last row."""
+    text: bytes = bitmap(rows).slice(0, (len(rows) + 7) // 8).to_pybytes()
     spare = -len(rows) % 8
     return text[:-1] + bytes([text[-1] & (0xFF >> spare)]) if spare else text
 

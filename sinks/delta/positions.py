@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import lake, log
+from lockstep.sinks.delta.actions import bitmap
 from lockstep.sinks.delta.layout import CURRENT, EXACT, SEQ
 from lockstep.sinks.delta.stats import without_values
 
@@ -233,16 +234,10 @@ def with_deleted(deleted: pa.BooleanArray, rows: pa.Array) -> pa.BooleanArray:
     if len(rows) * _FEW > len(deleted):
         all_rows = pa.arange(0, len(deleted)).cast(rows.type)
         return pc.or_(deleted, pc.is_in(all_rows, value_set=rows))
-    bits = bytearray(_bitmap(deleted))
+    bits = bytearray(bitmap(deleted))
     for row in rows.to_pylist():
         bits[row >> 3] |= 1 << (row & 7)
     return pa.BooleanArray.from_buffers(pa.bool_(), len(deleted), [None, pa.py_buffer(bits)])
-
-
-def _bitmap(rows: pa.BooleanArray) -> pa.Buffer:
-    if rows.offset:
-        rows = pa.concat_arrays([rows, rows.slice(0, 0)])
-    return rows.buffers()[1]
 
 
 def _every(first: pa.Array, end: pa.Array, hit: pa.Array) -> tuple[pa.Array, pa.Array]:
