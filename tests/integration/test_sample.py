@@ -42,8 +42,8 @@ def test_commits_arrive_together_and_all_of_them_are_counted(pipeline: NewPipeli
 
 
 def _write(database: Database) -> None:
-    """Commit a row each 10 ms."""
-    with database.connect() as connection:
-        for number in range(1, _COMMITS + 1):
-            connection.execute("INSERT INTO t VALUES (%s)", (number,))
-            time.sleep(0.01)
+    """Commit a row each 10 ms, in the server: a client has to wait for a processor in between."""
+    database.execute(
+        f"DO $$ BEGIN FOR number IN 1..{_COMMITS} LOOP INSERT INTO t VALUES (number); COMMIT;"
+        " PERFORM pg_sleep(0.01); END LOOP; END $$"
+    )
