@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -19,8 +20,7 @@ from cdc.console.flow import Measured, point
 from cdc.console.incidents import Incidents
 from cdc.events import table_name
 from cdc.operate.retention import Gauge
-from cdc.operate.status import read_status
-from cdc.operate.webhooks import WebhooksReader
+from cdc.operate.status import StatusReader
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -64,13 +64,12 @@ class Collector:
         """Start at once."""
         self.newest: Snapshot | None = None
         self.failed = ""  # why the last try gave no result: a bug, by its class
-        self._config = config
         self._feed = feed
         self._measured = Measured()
         self._incidents = Incidents()
         self._gauge = Gauge()
         # One for all measurements: it keeps its connections.
-        self._webhooks = WebhooksReader(config) if config.webhooks else None
+        self._reader = StatusReader(config)
         self._asked_at = time.monotonic()
         self._wake = threading.Event()
         self._over = False
@@ -91,9 +90,8 @@ class Collector:
         return self.newest
 
     def _run(self) -> None:
-        self._repeat()
-        if self._webhooks is not None:
-            self._webhooks.close()
+        with closing(self._reader):
+            self._repeat()
 
     def _repeat(self) -> None:
         while not self._over:
@@ -112,7 +110,7 @@ class Collector:
             self._wake.clear()
 
     def _measure(self) -> Snapshot:
-        status = read_status(self._config, self._webhooks)
+        status = self._reader.read()
         now = time.monotonic()
         self._measured.add(point(now, status, self._feed.take_late()))
         self._incidents.add(status)

@@ -68,9 +68,14 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
     return missing
 
 
-def confirmed(config: Config, first: dict[Partition, Range]) -> dict[Partition, Range]:
-    """Return offsets from one answer, combined with the answer to a second client."""
-    second = spans(config, first)
+def confirmed(
+    config: Config, first: dict[Partition, Range], client: topics.Admin | None = None
+) -> dict[Partition, Range]:
+    """Return offsets from one answer, combined with the answer to a second client.
+
+    It is a new one, or one that is kept for this.
+    """
+    second = spans(config, first, client=client)
     return {
         each: Range(min(low, second[each].start), max(end, second[each].end))
         for each, (low, end) in first.items()
@@ -135,13 +140,16 @@ def spans(
     config: Config,
     partitions: Iterable[Partition],
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    *,
+    client: topics.Admin | None = None,
 ) -> dict[Partition, Range]:
     """Return the first offset and the end of partitions, as a reader with `isolation` sees them."""
     parts = [TopicPartition(*each) for each in partitions]
     if not parts:
         return {}
-    with translated(f"looking up the offsets of {parts[0].topic}"):
-        client = topics.connected(config, _TIMEOUT_SECONDS)
+    if client is None:  # a client is false while it has no events to serve
+        with translated(f"looking up the offsets of {parts[0].topic}"):
+            client = topics.connected(config, _TIMEOUT_SECONDS)
     answers: dict[Partition, list[int]] = {}
     # One after the other: librdkafka 2.16 may crash if a client looks up leaders twice at once.
     for which in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]

@@ -217,11 +217,14 @@ def _text(error: KafkaError) -> str:
     return without_values(str(error.str()))
 
 
-def reach(config: Config) -> None:
-    """Raise UnavailableError if no broker answers; within seconds, since a user may be waiting."""
+def reach(config: Config, client: AdminClient | None = None) -> None:
+    """Raise UnavailableError if no broker answers; within seconds, since a user may be waiting.
+
+    By a client that is kept, or by a new one.
+    """
     servers = config.log.bootstrap_servers
     with slow(f"Kafka at {servers}"):
-        client = AdminClient(settings(config))
+        client = AdminClient(settings(config)) if client is None else client
         try:
             client.describe_cluster(request_timeout=_REACH_SECONDS).result()
         except KafkaException as error:

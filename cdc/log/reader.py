@@ -16,7 +16,7 @@ from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from confluent_kafka import Message
 
@@ -44,13 +44,28 @@ def read_resume(
     Raises GapError if only one of its parts exists: both were written in one transaction.
     """
     topic = names.resume_topic(config.prefix)
-    found = _resume_parts(config, topic)
-    if found == (None, None):
-        absence.wait_for_markers(config, topic)
-        found = _resume_parts(config, topic)
-    if found is None or found == (None, None):
+    newest = _newest_resume(config, topic)
+    if newest is None:
         return None
-    identity, position = found
+    found = resume_in(config, newest)
+    if found is None:
+        absence.wait_for_markers(config, topic)
+        found = resume_in(config, _newest_resume(config, topic) or {})
+    return found
+
+
+def resume_in(
+    config: Config, newest: Mapping[bytes, bytes]
+) -> tuple[records.ResumeIdentity, records.ResumePosition] | None:
+    """Return the pipeline's resume record by the newest value of each key; None without both parts.
+
+    Raises GapError if there is one of its parts only: both were written in one transaction.
+    """
+    topic = names.resume_topic(config.prefix)
+    identity = newest.get(records.resume_key(config.pipeline, "identity"))
+    position = newest.get(records.resume_key(config.pipeline, "position"))
+    if not identity and not position:
+        return None
     if not identity or not position:
         missing = "position" if identity else "identity"
         raise GapError(
@@ -85,28 +100,33 @@ def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterat
         ) from error
 
 
-def _resume_parts(config: Config, topic: str) -> tuple[bytes | None, bytes | None] | None:
-    """Return the values of identity and position; None if the topic is proven not to exist."""
+def _newest_resume(config: Config, topic: str) -> dict[bytes, bytes] | None:
+    """Return the newest value of each key; None if the topic is proven not to exist."""
     with closing(LogConsumer(config)) as consumer:
         there = consumer.confirmed_if_exists((topic, 0))
         if there is None:
             return None
         pieces = consumer.pieces({(topic, 0): there})
-        newest = {message.key(): message.value() for _, piece in pieces for message in piece}
-    identity = newest.get(records.resume_key(config.pipeline, "identity"))
-    position = newest.get(records.resume_key(config.pipeline, "position"))
-    return identity or None, position or None
+        return {
+            message.key() or b"": message.value() or b"" for _, piece in pieces for message in piece
+        }
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:
     """Return every table version, oldest first; DDL statements are in the topic too."""
     topic = names.schema_topic(config.prefix)
+    found = read_if_there(config, topic)
+    return schemas_in(config, ((each.key() or b"", each.value() or b"") for each in found))
+
+
+def schemas_in(config: Config, read: Iterable[tuple[bytes, bytes]]) -> list[records.SchemaRecord]:
+    """Return the table versions among keys and values of their topic, oldest first."""
+    topic = names.schema_topic(config.prefix)
     found = {}
-    for message in read_if_there(config, topic):
-        if not records.is_schema_key(message.key() or b""):
-            continue
-        record = records.decode(records.SchemaRecord, message.value() or b"", topic)
-        found[record.schema_id] = record
+    for key, value in read:
+        if records.is_schema_key(key):
+            record = records.decode(records.SchemaRecord, value, topic)
+            found[record.schema_id] = record
     return [found[schema_id] for schema_id in sorted(found)]
 
 

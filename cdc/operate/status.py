@@ -7,27 +7,21 @@ daemon that hangs, has stopped or was never started appears in the same report.
 from __future__ import annotations
 
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from cdc.errors import CDCError
-from cdc.log import reader
-from cdc.log.client import reach
-from cdc.log.completeness import Completeness
-from cdc.log.inspection import newest_frontier
 from cdc.operate import start_checks
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import FollowersReader, FollowerStatus
 from cdc.operate.incomplete_topics import read_incomplete
+from cdc.operate.log_status import LogStatus, LogStatusReader
 from cdc.operate.retention import Retention, judge
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
 from cdc.operate.webhooks import WebhooksReader, WebhookStatus
-from cdc.snapshot.incremental import topic as incremental_topic
-from cdc.snapshot.incremental.topic import IncrementalLog
-from cdc.snapshot.initial import due, topic
 from cdc.source.connection import connect
 from cdc.source.server import OpenTransaction, Server, open_transactions, read_server
 from cdc.source.slots import Slot, read_slot
@@ -153,82 +147,95 @@ class Status(NamedTuple):
         return fields
 
 
-def read_status(config: Config, webhooks: WebhooksReader | None = None) -> Status:
-    """Return the current state. Servers that do not answer are causes, not exceptions.
+class StatusReader:
+    """Reads the current state, until `close`; its connections to Kafka stay open."""
 
-    Who asks again and again keeps a reader of webhooks open and gives it each time.
-    """
-    unanswered = _Unanswered()
-    server = slot = resume = frontier = snapshot = None
-    holders: list[OpenTransaction] = []
-    snapshots: list[IncrementalRecord] = []
-    completeness = Completeness()
-    schemas: list[SchemaRecord] = []
-    followers: list[FollowerStatus] = []
-    # The slot first: what it confirms is in the log already, so the log, read later, must hold it.
-    with unanswered, connect(config) as connection:
-        server, slot, holders = (
-            read_server(connection),
-            read_slot(connection, config.slot),
-            open_transactions(connection),
-        )
-    with unanswered:
-        reach(config)
-        found = reader.read_resume(config)
-        newest = newest_frontier(config) if found else None
-        # Before what has replaced their rows, which names versions.
-        schemas = reader.read_schemas(config) if found else []
-        taken = incremental_topic.read_all(config) if found else IncrementalLog([], [], [])
-        state = topic.read_state(config)
-        resume, frontier, snapshots = found, newest, taken.snapshots
-        snapshot = state and due.corrected(state, resume)
-        completeness = Completeness(schemas, taken.replacements)
-    incomplete = completeness.incomplete(None)
-    if incomplete and server:
+    def __init__(self, config: Config) -> None:
+        """Connect to nothing yet."""
+        self._config = config
+        self._log = LogStatusReader(config)
+        self._followers: FollowersReader | None = None
+        self._webhooks: WebhooksReader | None = None
+
+    def read(self) -> Status:
+        """Return the current state. Servers that do not answer are causes, not exceptions."""
+        config, unanswered = self._config, _Unanswered()
+        server = slot = None
+        holders: list[OpenTransaction] = []
+        log = LogStatus()
+        # The slot first: what it confirms is in the log already, so the log, read later, must hold
+        # it.
         with unanswered, connect(config) as connection:
-            incomplete = read_incomplete(connection, config, completeness)
-    daemon = daemon_report(config.http.listen)
-    at_work = daemon is not None and daemon.get("ready")
-    if resume and slot and slot.active_pid is None and not at_work and not unanswered:
-        try:
-            start_checks.verify_start(config, slot, resume)
-        except CDCError as error:  # a daemon would halt at its start: starting it is no fix
-            unanswered.append(_failed("slot", error))
-    if resume and (config.followers or config.archive.path is not None):
-        with unanswered, closing(FollowersReader(config)) as following:
-            followers = following.read(server.wal_lsn if server else None)
-    hooks = _webhooks(config, webhooks, unanswered) if resume and config.webhooks else ()
-    status = Status(
-        config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots,
-        incomplete, tuple(holders), tuple(schemas), hooks,
-    )  # fmt: skip
-    facts = PipelineFacts(
-        unanswered=tuple(unanswered),
-        resume_lsn=resume[1].end_lsn if resume else None,
-        resume_age_seconds=max(0.0, time.time() - resume[1].at_us / 1e6) if resume else None,
-        lag_bytes=status.lag_bytes,
-        slot=slot,
-        daemon=DaemonReport.of(daemon) if daemon else None,
-        initial_stage=snapshot.stage if snapshot else None,
-        incremental_snapshots=tuple(snapshots),
-        incomplete_topics=tuple(incomplete),
-        followers=tuple(followers),
-        webhooks=hooks,
-        findings=tuple(judge(server, status.retention, holders)),
-        now_us=time.time_ns() // 1_000,
-    )
-    return status._replace(verdict=verdict(config, facts))
+            server, slot, holders = (
+                read_server(connection),
+                read_slot(connection, config.slot),
+                open_transactions(connection),
+            )
+        with unanswered:
+            log = self._log.read()
+        incomplete = log.completeness.incomplete(None)
+        if incomplete and server:
+            with unanswered, connect(config) as connection:
+                incomplete = read_incomplete(connection, config, log.completeness)
+        daemon, resume = daemon_report(config.http.listen), log.resume
+        at_work = daemon is not None and daemon.get("ready")
+        if resume and slot and slot.active_pid is None and not at_work and not unanswered:
+            try:
+                start_checks.verify_start(config, slot, resume)
+            except CDCError as error:  # a daemon would halt at its start: starting it is no fix
+                unanswered.append(_failed("slot", error))
+        followers = self._read_followers(server, unanswered) if resume else []
+        hooks = self._read_webhooks(unanswered) if resume else ()
+        status = Status(
+            config.pipeline, resume, log.frontier, server, slot, daemon, log.snapshot, followers,
+            list(log.incremental_snapshots), incomplete, tuple(holders), log.schemas, hooks,
+        )  # fmt: skip
+        facts = PipelineFacts(
+            unanswered=tuple(unanswered),
+            resume_lsn=resume[1].end_lsn if resume else None,
+            resume_age_seconds=max(0.0, time.time() - resume[1].at_us / 1e6) if resume else None,
+            lag_bytes=status.lag_bytes,
+            slot=slot,
+            daemon=DaemonReport.of(daemon) if daemon else None,
+            initial_stage=log.snapshot.stage if log.snapshot else None,
+            incremental_snapshots=log.incremental_snapshots,
+            incomplete_topics=tuple(incomplete),
+            followers=tuple(followers),
+            webhooks=hooks,
+            findings=tuple(judge(server, status.retention, holders)),
+            now_us=time.time_ns() // 1_000,
+        )
+        return status._replace(verdict=verdict(config, facts))
+
+    def _read_followers(
+        self, server: Server | None, unanswered: _Unanswered
+    ) -> list[FollowerStatus]:
+        if not self._config.followers and self._config.archive.path is None:
+            return []
+        with unanswered:
+            self._followers = self._followers or FollowersReader(self._config)
+            return self._followers.read(server.wal_lsn if server else None)
+        return []
+
+    def _read_webhooks(self, unanswered: _Unanswered) -> tuple[WebhookStatus, ...]:
+        if not self._config.webhooks:
+            return ()
+        with unanswered:
+            self._webhooks = self._webhooks or WebhooksReader(self._config)
+            return tuple(self._webhooks.read())
+        return ()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for each in (self._log, self._followers, self._webhooks):
+            if each is not None:
+                each.close()
 
 
-def _webhooks(
-    config: Config, reader: WebhooksReader | None, unanswered: _Unanswered
-) -> tuple[WebhookStatus, ...]:
-    with (
-        unanswered,
-        nullcontext(reader) if reader else closing(WebhooksReader(config)) as opened,
-    ):
-        return tuple(opened.read())
-    return ()
+def read_status(config: Config) -> Status:
+    """Return the current state. Servers that do not answer are causes, not exceptions."""
+    with closing(StatusReader(config)) as reader:
+        return reader.read()
 
 
 class _Unanswered(list[Cause]):

@@ -11,7 +11,7 @@ from cdc.log.records import Replacement
 from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, replacement_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from cdc.config import Config
 
@@ -40,11 +40,16 @@ def read(config: Config) -> list[IncrementalRecord]:
 
 def read_all(config: Config) -> IncrementalLog:
     """Return what the log holds; nothing if there is no such topic. Blocks."""
+    return log_in(config, entries(config))
+
+
+def log_in(config: Config, read: Iterable[Entry]) -> IncrementalLog:
+    """Return what entries of the snapshots' topic hold of incremental ones."""
     topic = names.snapshot_topic(config.prefix)
     found: list[IncrementalRecord] = []
     commands: list[CommandRecord] = []
     replacements: list[Replacement] = []
-    for entry in entries(config):
+    for entry in read:
         if entry.fields.get("part") == "live":
             found.append(records.decode(IncrementalRecord, entry.value, topic))
         elif entry.fields.get("part") == "command":
@@ -70,10 +75,15 @@ class Entry(NamedTuple):
 
 
 def entries(config: Config) -> Iterator[Entry]:
-    """Yield this pipeline's newest records of initial and incremental snapshots. Blocks."""
-    newest: dict[bytes, bytes | None] = {}
+    """Return this pipeline's newest records of initial and incremental snapshots. Blocks."""
+    newest: dict[bytes, bytes] = {}
     for message in reader.read_if_there(config, names.snapshot_topic(config.prefix)):
-        newest[message.key() or b""] = message.value()
+        newest[message.key() or b""] = message.value() or b""
+    return entries_in(config, newest)
+
+
+def entries_in(config: Config, newest: Mapping[bytes, bytes]) -> Iterator[Entry]:
+    """Yield the pipeline's entries among the newest values of their topic's keys."""
     for key, value in newest.items():
         fields: dict[str, Any] = msgspec.json.decode(key)
         if value and fields.get("pipeline") == config.pipeline:

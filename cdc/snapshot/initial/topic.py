@@ -18,7 +18,10 @@ from cdc.snapshot.incremental.topic import entries
 from cdc.snapshot.initial.records import Plan, PlannedTable, RangeRecord, SnapshotState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cdc.config import Config
+    from cdc.snapshot.incremental.topic import Entry
 
 Record = tuple[str, bytes, bytes | None]  # topic, key, value
 
@@ -78,7 +81,14 @@ def read(config: Config) -> InitialLog:
 
 def read_state(config: Config) -> SnapshotState | None:
     """Return the state of the initial snapshot; None of a pipeline that has none."""
-    return read(config).state
+    return state_in(config, entries(config))
+
+
+def state_in(config: Config, found: Iterable[Entry]) -> SnapshotState | None:
+    """Return the state among entries of the snapshots' topic; None where there is none."""
+    topic = names.snapshot_topic(config.prefix)
+    states = (each.value for each in found if each.fields.get("part") == "state")
+    return next((decode(SnapshotState, value, topic) for value in states), None)
 
 
 def state_record(config: Config, state: SnapshotState) -> Record:
