@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LIMIT: Final = 1.5
 _SIZES: Final = (100_000, 1_000_000, 5_000_000)
 _CHANGES: Final = 100
-_CUTS: Final = 20  # a cut takes a few of the kernel's ticks, so that one alone says little
+_CUTS: Final = 20
 _IDLE_SECONDS: Final = 10.0
 _AFTERWARDS_SECONDS: Final = 0.3
 _LOOK_SECONDS: Final = 0.05
