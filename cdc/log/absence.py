@@ -68,14 +68,9 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
     return missing
 
 
-def confirmed(
-    config: Config, first: dict[Partition, Range], client: topics.Admin | None = None
-) -> dict[Partition, Range]:
-    """Return offsets from one answer, combined with the answer to a second client.
-
-    It is a new one, or one that is kept for this.
-    """
-    second = spans(config, first, client=client)
+def confirmed(config: Config, first: dict[Partition, Range]) -> dict[Partition, Range]:
+    """Return offsets from one answer, combined with the answer to a second client."""
+    second = spans(config, first)
     return {
         each: Range(min(low, second[each].start), max(end, second[each].end))
         for each, (low, end) in first.items()
@@ -140,29 +135,43 @@ def spans(
     config: Config,
     partitions: Iterable[Partition],
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    *,
-    client: topics.Admin | None = None,
 ) -> dict[Partition, Range]:
     """Return the first offset and the end of partitions, as a reader with `isolation` sees them."""
     parts = [TopicPartition(*each) for each in partitions]
     if not parts:
         return {}
-    if client is None:  # a client is false while it has no events to serve
-        with translated(f"looking up the offsets of {parts[0].topic}"):
-            client = topics.connected(config, _TIMEOUT_SECONDS)
-    answers: dict[Partition, list[int]] = {}
+    with translated(f"looking up the offsets of {parts[0].topic}"):
+        client = topics.connected(config, _TIMEOUT_SECONDS)
     # One after the other: librdkafka 2.16 may crash if a client looks up leaders twice at once.
-    for which in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
-        asked = client.list_offsets(
-            dict.fromkeys(parts, which),
-            isolation_level=isolation,
-            request_timeout=_TIMEOUT_SECONDS,
-        )
-        for part, future in asked.items():
-            topic, number = str(part.topic), int(part.partition)
-            with translated(f"looking up the offsets of {topic} [{number}]"):
-                answers.setdefault((topic, number), []).append(int(future.result().offset))
-    return {each: Range(low, end) for each, (low, end) in answers.items()}
+    lows = _offsets(client, parts, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
+    found = _offsets(client, parts, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+    return {each: Range(lows[each], end) for each, end in found.items()}
+
+
+def ends(client: topics.Admin, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Return the ends of partitions for readers of committed records, by one answer.
+
+    It may be outdated.
+    """
+    parts = [TopicPartition(*each) for each in partitions]
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return _offsets(client, parts, latest, IsolationLevel.READ_COMMITTED)
+
+
+def _offsets(
+    client: topics.Admin, parts: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel
+) -> dict[Partition, int]:
+    if not parts:
+        return {}
+    asked = client.list_offsets(
+        dict.fromkeys(parts, which), isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS
+    )
+    found = {}
+    for part, future in asked.items():
+        topic, number = str(part.topic), int(part.partition)
+        with translated(f"looking up the offsets of {topic} [{number}]"):
+            found[topic, number] = int(future.result().offset)
+    return found
 
 
 def pause(seconds: float) -> None:

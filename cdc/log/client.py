@@ -99,7 +99,7 @@ _brokers = BrokerLog()
 _librdkafka.addFilter(_brokers)
 # How long a command waits for the first answer of a cluster. A broker that runs answers within a
 # second, through TLS and SASL too.
-_REACH_SECONDS: Final = 6.0
+REACH_SECONDS: Final = 6.0
 
 
 def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's own
@@ -217,16 +217,13 @@ def _text(error: KafkaError) -> str:
     return without_values(str(error.str()))
 
 
-def reach(config: Config, client: AdminClient | None = None) -> None:
-    """Raise UnavailableError if no broker answers; within seconds, since a user may be waiting.
-
-    By a client that is kept, or by a new one.
-    """
+def reach(config: Config) -> None:
+    """Raise UnavailableError if no broker answers; within seconds, since a user may be waiting."""
     servers = config.log.bootstrap_servers
     with slow(f"Kafka at {servers}"):
-        client = AdminClient(settings(config)) if client is None else client
+        client = AdminClient(settings(config))
         try:
-            client.describe_cluster(request_timeout=_REACH_SECONDS).result()
+            client.describe_cluster(request_timeout=REACH_SECONDS).result()
         except KafkaException as error:
             client.poll(0)  # its log lines and errors are delivered only when it is polled
             what, why = f"no Kafka broker answers at {servers}", _brokers.failures()

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from cdc.config import Config
-    from cdc.log.topics import Admin
 
 # Where reading may start, in addition to an offset.
 BEGINNING: Final = OFFSET_BEGINNING
@@ -62,14 +61,12 @@ class LogConsumer:
         skip_deleted: bool = False,
         wait_ms: int = 20,
         wait_bytes: int = 1,
-        second: Admin | None = None,
     ) -> None:
         """Connect. A broker that has less than `wait_bytes` answers after `wait_ms`, else at once.
 
-        Each answer costs the broker a look at every partition that is read. `second` is the client
-        that confirms where partitions end; without it that is a new one each time.
+        Each answer costs the broker a look at every partition that is read.
         """
-        self._config, self._second = config, second
+        self._config = config
         # The offset after the newest record of each partition that is read, or after the
         # transaction markers at its end; before anything has arrived, where reading starts.
         self.positions: dict[Partition, int] = {}
@@ -125,7 +122,7 @@ class LogConsumer:
 
     def confirmed(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
         """Return the offsets that each partition holds, by the answers to two clients."""
-        return absence.confirmed(self._config, self.look_up(partitions), self._second)
+        return absence.confirmed(self._config, self.look_up(partitions))
 
     def confirmed_if_exists(self, partition: Partition) -> Range | None:
         """Return the offsets that the partition holds; None if its topic is proven not to exist.

@@ -1,7 +1,8 @@
 """Read what the log says of itself again and again: what is new, by connections that stay open.
 
-What `cdc.log.reader` reads once, for those who ask every few seconds. The answers are as certain:
-two clients say where a topic ends, and a topic that was created again has another id, and is read
+What `cdc.log.reader` reads once, for those who ask every few seconds. A first reading is as
+certain: two clients say where a topic ends. A later one asks one client, whose answer may be old:
+then so is the result, until the next. A topic that was created again has another id, and is read
 from its beginning.
 """
 
@@ -10,17 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from confluent_kafka import Message
 
 from cdc.errors import CDCError
 from cdc.log import absence, names, topics
-from cdc.log.client import reach
+from cdc.log.client import REACH_SECONDS, reach
 from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from confluent_kafka import Message
+    from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
 
@@ -55,8 +55,7 @@ class NewestReader:
             *(names.schema_topic(config.prefix), names.snapshot_topic(config.prefix)),
         )
         self._known: dict[str, NewestRecords] = {}
-        self._consumer: LogConsumer | None = None
-        self._admin: topics.Admin | None = None
+        self._opened: tuple[LogConsumer, topics.Admin] | None = None
 
     def read(self) -> Mapping[str, NewestRecords]:
         """Return what each topic holds now; topics that are proven not to exist are left out.
@@ -64,63 +63,75 @@ class NewestReader:
         Of the frontiers' topic only the newest record is sure to be among them. Blocks. Raises
         UnavailableError if the brokers do not answer.
         """
-        is_kept = self._consumer is not None
+        if self._opened is not None:
+            try:
+                self._read_new(*self._opened)
+            except CDCError:
+                self.close()  # what failed may be the connection: once more, with others
+            else:
+                return self._known
+        reach(self._config)
+        self._opened = LogConsumer(self._config), topics.admin(self._config)
         try:
-            self._read_new()
-        except CDCError as error:
+            self._read_all(*self._opened)
+        except CDCError:
             self.close()
-            if not (is_kept and absence.means_unknown(error)):
-                raise
-            self._read_new()  # a client may long believe that a topic is deleted
+            raise
         return self._known
 
     def close(self) -> None:
         """Close the connections."""
-        self._admin = None
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
 
-    def _read_new(self) -> None:
-        if self._admin is None or self._consumer is None:
-            self._admin = topics.admin(self._config)
-            self._consumer = LogConsumer(self._config, second=self._admin)
-        self._admin.poll(0)  # its log lines are kept until then
-        reach(self._config, self._admin)
-        described = topics.describe(self._admin, self._topics)
+    def _read_new(self, consumer: LogConsumer, admin: topics.Admin) -> None:
+        """Read on, if the topics are still the same."""
+        admin.poll(0)  # its log lines are kept until then
+        described = topics.describe(admin, self._topics, REACH_SECONDS)
+        ids = {topic: each.topic_id for topic, each in described.items()}
+        ends = absence.ends(admin, [(topic, 0) for topic in ids])
+        known = self._known
+        if ids != {topic: each.topic_id for topic, each in known.items()} or any(
+            ends[topic, 0] < each.next for topic, each in known.items()
+        ):
+            self._read_all(consumer, admin)
+            return
+        for topic, each in known.items():
+            self._add(consumer, topic, Range(each.next, ends[topic, 0]))
+
+    def _read_all(self, consumer: LogConsumer, admin: topics.Admin) -> None:
+        """Look up by two clients where each topic ends, and read what is not known of it."""
+        described = topics.describe(admin, self._topics)
+        before, self._known = self._known, {}
         for topic in self._topics:
-            there = self._consumer.confirmed_if_exists((topic, 0))
+            there = consumer.confirmed_if_exists((topic, 0))
             if there is None:
-                self._known.pop(topic, None)
                 continue
             topic_id = described[topic].topic_id if topic in described else ""
-            known = self._known.get(topic)
-            if known is None or known.topic_id != topic_id or not known.next <= there.end:
-                known = self._known[topic] = NewestRecords(topic_id)
-            wanted = Range(max(known.next, there.start), there.end)
-            if topic == self._frontiers:
-                self._add_last(self._consumer, topic, known, wanted)
-            else:
-                self._add(self._consumer, topic, known, wanted)
-            known.next = there.end
+            known = before.get(topic)
+            if known is None or known.topic_id != topic_id or known.next > there.end:
+                known = NewestRecords(topic_id)
+            self._known[topic] = known
+            self._add(consumer, topic, Range(max(known.next, there.start), there.end))
 
-    @staticmethod
-    def _add(consumer: LogConsumer, topic: str, known: NewestRecords, wanted: Range) -> int:
-        """Read a range; return how many records it has."""
-        records = 0
-        for _, messages in consumer.pieces({(topic, 0): wanted}):
-            records += len(messages)
-            for message in messages:
-                known.add(message)
-        return records
+    def _add(self, consumer: LogConsumer, topic: str, wanted: Range) -> None:
+        """Add the records of a range; of the frontiers, which may be millions, only the last."""
+        known, found = self._known[topic], list[Message]()
+        for start in _starts(wanted) if topic == self._frontiers else [wanted.start]:
+            pieces = consumer.pieces({(topic, 0): Range(start, wanted.end)})
+            found = [message for _, messages in pieces for message in messages]
+            if found:
+                break
+        for message in found:
+            known.add(message)
+        known.next = wanted.end
 
-    def _add_last(
-        self, consumer: LogConsumer, topic: str, known: NewestRecords, wanted: Range
-    ) -> None:
-        """Read a range's newest records only: it can hold millions."""
-        back = _TAIL_OFFSETS
-        while True:
-            start = max(wanted.start, wanted.end - back)
-            if self._add(consumer, topic, known, Range(start, wanted.end)) or start == wanted.start:
-                return
-            back *= 10
+
+def _starts(wanted: Range) -> Iterator[int]:
+    """Yield where to read from for the last record: earlier ones, if there are only markers."""
+    back = _TAIL_OFFSETS
+    while wanted.end - back > wanted.start:
+        yield wanted.end - back
+        back *= 10
+    yield wanted.start

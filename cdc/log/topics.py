@@ -161,12 +161,14 @@ class Described(NamedTuple):
     topic_id: str  # Kafka's; a topic that is deleted and recreated has another
 
 
-def describe(client: AdminClient, topics: Sequence[str]) -> dict[str, Described]:
+def describe(
+    client: AdminClient, topics: Sequence[str], seconds: float = _TIMEOUT_SECONDS
+) -> dict[str, Described]:
     """Return those of `topics` that exist; each request asks about a bounded number of them."""
     found = {}
     for piece in pieces(topics, PIECE):
         asked = TopicCollection(list(piece))
-        for name, future in client.describe_topics(asked, request_timeout=_TIMEOUT_SECONDS).items():
+        for name, future in client.describe_topics(asked, request_timeout=seconds).items():
             try:
                 topic = future.result()
                 found[name] = Described(len(topic.partitions), str(topic.topic_id))

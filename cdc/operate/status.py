@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 
 from cdc.errors import CDCError
+from cdc.log import reader
 from cdc.operate import start_checks
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import FollowersReader, FollowerStatus
@@ -27,16 +28,23 @@ from cdc.source.server import OpenTransaction, Server, open_transactions, read_s
 from cdc.source.slots import Slot, read_slot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cdc.config import Config
     from cdc.log.completeness import IncompleteTopic
     from cdc.log.records import FrontierRecord, SchemaRecord
     from cdc.log.resume import Resume
     from cdc.snapshot.incremental.records import IncrementalRecord
     from cdc.snapshot.initial.records import SnapshotState
+    from cdc.source.connection import Connection
 
 _HTTP_TIMEOUT_SECONDS = 2.0
 # Over a shorter time a rate means little, and a running daemon measures a better one.
 _RATE_SECONDS = 30.0
+# Another connection to the source is then made: its name may lead to another server.
+SOURCE_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 class Status(NamedTuple):
@@ -148,11 +156,13 @@ class Status(NamedTuple):
 
 
 class StatusReader:
-    """Reads the current state, until `close`; its connections to Kafka stay open."""
+    """Reads the current state, until `close`; its connections stay open."""
 
     def __init__(self, config: Config) -> None:
         """Connect to nothing yet."""
         self._config = config
+        self._source: Connection | None = None
+        self._source_until = 0.0
         self._log = LogStatusReader(config)
         self._followers: FollowersReader | None = None
         self._webhooks: WebhooksReader | None = None
@@ -165,22 +175,24 @@ class StatusReader:
         log = LogStatus()
         # The slot first: what it confirms is in the log already, so the log, read later, must hold
         # it.
-        with unanswered, connect(config) as connection:
-            server, slot, holders = (
-                read_server(connection),
-                read_slot(connection, config.slot),
-                open_transactions(connection),
+        with unanswered:
+            server, slot, holders = self._of_source(
+                lambda sql: (read_server(sql), read_slot(sql, config.slot), open_transactions(sql))
             )
         with unanswered:
             log = self._log.read()
         incomplete = log.completeness.incomplete(None)
         if incomplete and server:
-            with unanswered, connect(config) as connection:
-                incomplete = read_incomplete(connection, config, log.completeness)
+            with unanswered:
+                incomplete = self._of_source(
+                    lambda sql: read_incomplete(sql, config, log.completeness)
+                )
         daemon, resume = daemon_report(config.http.listen), log.resume
         at_work = daemon is not None and daemon.get("ready")
         if resume and slot and slot.active_pid is None and not at_work and not unanswered:
             try:
+                # Read for itself: it is compared with the slot, so it must not be an old one.
+                resume = reader.read_resume(config) or resume
                 start_checks.verify_start(config, slot, resume)
             except CDCError as error:  # a daemon would halt at its start: starting it is no fix
                 unanswered.append(_failed("slot", error))
@@ -207,6 +219,27 @@ class StatusReader:
         )
         return status._replace(verdict=verdict(config, facts))
 
+    def _of_source(self, ask: Callable[[Connection], T]) -> T:
+        """Return an answer of the source, by a connection that is kept for a while."""
+        if self._source is not None and time.monotonic() < self._source_until:
+            try:
+                return ask(self._source)
+            except CDCError:
+                pass  # the connection may have ended: once more, by another
+        self._close_source()
+        self._source = connect(self._config)
+        self._source_until = time.monotonic() + SOURCE_SECONDS
+        try:
+            return ask(self._source)
+        except CDCError:
+            self._close_source()
+            raise
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
     def _read_followers(
         self, server: Server | None, unanswered: _Unanswered
     ) -> list[FollowerStatus]:
@@ -227,6 +260,7 @@ class StatusReader:
 
     def close(self) -> None:
         """Close the connections."""
+        self._close_source()
         for each in (self._log, self._followers, self._webhooks):
             if each is not None:
                 each.close()

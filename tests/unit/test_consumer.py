@@ -142,10 +142,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         return {each for each in asked if each in {topic for topic, _ in brokers.spans}}
 
     def spans(
-        _: Config,
-        wanted: Iterable[Partition],
-        isolation: object = IsolationLevel.READ_COMMITTED,
-        **__: object,
+        _: Config, wanted: Iterable[Partition], isolation: object = IsolationLevel.READ_COMMITTED
     ) -> dict[Partition, Range]:
         above = brokers.open if isolation is IsolationLevel.READ_UNCOMMITTED else {}
         return {

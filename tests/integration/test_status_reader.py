@@ -1,0 +1,76 @@
+"""The state, read again and again: what is kept open, and what a new reader would find."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any, Final
+
+import pytest
+
+from cdc.events import LSN
+from cdc.operate import status
+from cdc.operate.status import Status, StatusReader, read_status
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+# What is different at each moment.
+_MOVING: Final = ("daemon", "lag_seconds", "lag_bytes", "source", "slot", "resume", "frontier")
+
+
+def _lasting(found: Status) -> dict[str, Any]:
+    fields = {name: each for name, each in found.fields().items() if name not in _MOVING}
+    return {**fields, "schemas": found.schemas}
+
+
+def _sessions(line: PipelineUnderTest) -> set[int]:
+    """Return the sessions that have asked what only a status asks."""
+    return set(
+        line.query(
+            "SELECT array_agg(pid) FROM pg_stat_activity WHERE query LIKE %s"
+            " AND datname = current_database() AND pid <> pg_backend_pid()",
+            "%FROM pg_prepared_xacts%LIMIT 20%",
+        )[0]
+        or ()
+    )
+
+
+def test_a_reader_that_is_kept_finds_what_a_new_one_finds(pipeline: NewPipeline) -> None:
+    """Rows, new versions, a table that is renamed, and a session that is ended meanwhile."""
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
+    line.start().wait_ready()
+    changes = (
+        "INSERT INTO t VALUES (1)",
+        "ALTER TABLE t ADD note text",
+        "INSERT INTO t VALUES (2, 'a')",
+        "SELECT pg_terminate_backend({session}, 10000)",
+        "ALTER TABLE t RENAME TO u",
+        "INSERT INTO u VALUES (3, 'b')",
+    )
+    with closing(StatusReader(line.config)) as kept:
+        found = kept.read()
+        for change in changes:
+            line.database.execute(change.format(session=max(_sessions(line), default=0)))
+            wal_end = LSN.parse(line.query("SELECT pg_current_wal_lsn()::text")[0])
+            wait_until(
+                lambda: (new := kept.read()).resume and new.resume[1].end_lsn >= wal_end,  # noqa: B023 - at once
+                f"{change} is not read",
+            )
+            found = kept.read()
+            assert _lasting(found) == _lasting(read_status(line.config)), change
+            assert found.frontier
+            assert found.frontier.seq == line.frontiers()[-1].seq
+    assert [each.name for each in found.incomplete_topics] == ["public.t", "public.u"]
+
+
+def test_one_session_serves_many_readings_until_it_is_replaced(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of its server may lead to another by then."""
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
+    for seconds, many in ((60.0, 1), (0.0, 3)):
+        monkeypatch.setattr(status, "SOURCE_SECONDS", seconds)
+        sessions = set[int]()
+        with closing(StatusReader(line.config)) as kept:
+            for _ in range(3):
+                kept.read()
+                sessions |= _sessions(line)
+        assert len(sessions) == many
