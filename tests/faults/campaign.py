@@ -17,9 +17,9 @@ import psycopg
 
 from tests.faults.crew import Crew
 from tests.faults.injuries import FAULTS, HEAVY, Ward
-from tests.fixtures.broker import KAFKA_SETTINGS
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.shared import KAFKA_SETTINGS
 from tests.fixtures.witness import Witness
 
 if TYPE_CHECKING:

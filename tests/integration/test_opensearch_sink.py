@@ -208,16 +208,14 @@ def test_documents_of_a_missing_shard_do_not_count_as_missing(
     sink.close()
 
 
-def test_too_many_shards_need_a_person(sink: OpenSearchSink) -> None:
+def test_too_many_shards_need_a_person(opensearch_store: OpenSearchStore) -> None:
     """Reported in OpenSearch's own words, with the setting to raise."""
-    limit = "cluster.max_shards_per_node"
-    client = sink.client
-    client.call("PUT", "/_cluster/settings", {"transient": {limit: "1"}})
-    try:
-        with pytest.raises(ConfigError, match=limit):
-            sink.begin(1, [USERS])
-    finally:
-        client.call("PUT", "/_cluster/settings", {"transient": {limit: None}})
+    # An index may have 1,024; the node that tests share, 1,000 of all indices.
+    sink = opensearch_store.sink(settings={"number_of_shards": 1_024})
+    sink.open()
+    with pytest.raises(ConfigError, match=r"cluster\.max_shards_per_node"):
+        sink.begin(1, [USERS])
+    sink.close()
 
 
 # --- deleted indices ---
