@@ -23,7 +23,7 @@ from cdc.operate.log_status import LogStatus, LogStatusReader
 from cdc.operate.retention import Retention, judge
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
 from cdc.operate.webhooks import WebhooksReader, WebhookStatus
-from cdc.source.connection import connect
+from cdc.source.connection import connect, within
 from cdc.source.server import OpenTransaction, Server, open_transactions, read_server
 from cdc.source.slots import Slot, read_slot
 
@@ -43,6 +43,8 @@ _HTTP_TIMEOUT_SECONDS = 2.0
 _RATE_SECONDS = 30.0
 # Another connection to the source is then made: its name may lead to another server.
 SOURCE_SECONDS = 60.0
+# After this time without an answer the source counts as away, as it does when connecting.
+ANSWER_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -223,14 +225,14 @@ class StatusReader:
         """Return an answer of the source, by a connection that is kept for a while."""
         if self._source is not None and time.monotonic() < self._source_until:
             try:
-                return ask(self._source)
+                return _answer(self._source, ask)
             except CDCError:
                 pass  # the connection may have ended: once more, by another
         self._close_source()
         self._source = connect(self._config)
         self._source_until = time.monotonic() + SOURCE_SECONDS
         try:
-            return ask(self._source)
+            return _answer(self._source, ask)
         except CDCError:
             self._close_source()
             raise
@@ -270,6 +272,11 @@ def read_status(config: Config) -> Status:
     """Return the current state. Servers that do not answer are causes, not exceptions."""
     with closing(StatusReader(config)) as reader:
         return reader.read()
+
+
+def _answer(source: Connection, ask: Callable[[Connection], T]) -> T:
+    with within(source, ANSWER_SECONDS):
+        return ask(source)
 
 
 class _Unanswered(list[Cause]):

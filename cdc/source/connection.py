@@ -12,7 +12,10 @@ https://www.postgresql.org/docs/current/errcodes-appendix.html
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import os
+import socket
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -274,6 +277,29 @@ def connect(config: Config, *, replication: bool = False) -> Connection:
             connection.close()
             raise
     return connection
+
+
+@contextmanager
+def within(connection: Connection, seconds: float) -> Iterator[None]:
+    """End the connection if the block takes longer, so that what waits for an answer fails.
+
+    A server that is frozen, or a host that is, ends nothing by its own timeouts.
+    """
+    timer = threading.Timer(seconds, _end, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end(connection: Connection) -> None:
+    with (
+        suppress(OSError, psycopg.Error),  # it is closed already
+        socket.socket(fileno=os.dup(connection.fileno())) as same,
+    ):
+        same.shutdown(socket.SHUT_RDWR)
 
 
 # Not in `options`: a server before 17 would refuse the connection.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Final
 
+import psycopg
 import pytest
 
+from cdc.config import load
 from cdc.events import LSN
 from cdc.operate import status
 from cdc.operate.status import Status, StatusReader, read_status
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.proxy import Proxy
 
 # What is different at each moment.
 _MOVING: Final = ("daemon", "lag_seconds", "lag_bytes", "source", "slot", "resume", "frontier")
@@ -74,3 +78,28 @@ def test_one_session_serves_many_readings_until_it_is_replaced(
                 kept.read()
                 sessions |= _sessions(line)
         assert len(sessions) == many
+
+
+def test_a_source_that_does_not_answer_any_more_is_asked_again_and_named(
+    pipeline: NewPipeline,
+    new_proxy: Callable[[str, int], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its kernel still acknowledges what is sent, so nothing but time shows it."""
+    monkeypatch.setattr(status, "ANSWER_SECONDS", 1.0)
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
+    with line.database.connect() as connection:
+        proxy = new_proxy(connection.info.host, connection.info.port)
+    dsn = psycopg.conninfo.make_conninfo(line.database.dsn, host="127.0.0.1", port=proxy.port)
+    config = load(line.write("proxied.yaml", source__dsn=dsn), {})
+    with closing(StatusReader(config)) as kept:
+        assert kept.read().server
+        proxy.freeze()
+        assert kept.read().server, "others pass"
+        proxy.freeze()
+        proxy.refusing = True
+        found = kept.read()
+        assert found.server is None
+        assert any(str(proxy.port) in each.what for each in found.verdict.causes)
+        proxy.refusing = False
+        assert kept.read().server
