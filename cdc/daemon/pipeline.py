@@ -103,7 +103,7 @@ class Pipeline:
             continuity.require_same_writer(config, stale[0])
         self.run_blocking(self.producers.open)
         failpoints.reach("after_fence")
-        resumed = self.run_blocking(lambda: reader.read_resume(config))
+        resumed = self.run_blocking(lambda: reader.read_last_resume(config))
         resume.expect_not_older(stale, resumed)
         if resumed is None:
             raise GapError(

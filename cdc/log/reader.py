@@ -54,6 +54,18 @@ def read_resume(
     return found
 
 
+def read_last_resume(
+    config: Config,
+) -> tuple[records.ResumeIdentity, records.ResumePosition] | None:
+    """Return the last resume record that was written by now, where its writers are fenced.
+
+    A transaction that is open in its topic, of anyone, hides records that were committed after it
+    began: an older one is visible until then. Raises UnavailableError if one stays open.
+    """
+    absence.wait_for_markers(config, names.resume_topic(config.prefix))
+    return read_resume(config)
+
+
 def resume_in(
     config: Config, newest: Mapping[bytes, bytes]
 ) -> tuple[records.ResumeIdentity, records.ResumePosition] | None:
@@ -86,17 +98,21 @@ def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterat
 
     Log and source are read one after the other. A daemon that takes our slot in between fences us,
     continues from the same record and writes the next ones; then a comparison with the old record
-    proves nothing.
+    proves nothing. Nor does it where a broker that has just been elected has shown an old one: it
+    is read again after a moment.
     """
     try:
         yield
     except CDCError as error:
-        resumed = read_resume(config) if error.policy is Policy.HALT else None
+        if error.policy is not Policy.HALT:
+            raise
+        absence.pause(absence.AGAIN_SECONDS)
+        resumed = read_last_resume(config)
         if resumed is None or resumed[1] == position:
             raise
         raise FencedError(
-            "another daemon has written to the log since this one read the resume record",
-            hint="it has the slot; this one goes back to waiting for it",
+            "the log has a newer resume record than the one that this daemon has read",
+            hint="another daemon may have the slot; this one goes back to waiting for it",
         ) from error
 
 

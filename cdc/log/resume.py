@@ -32,7 +32,7 @@ def write_fenced(
     written nothing, if the log holds another one by now.
     """
     publisher = fence(config)
-    found = reader.read_resume(config)
+    found = reader.read_last_resume(config)
     if found != read:
         at = f"at seq {found[1].seq} ({found[1].end_lsn})" if found else "not there"
         raise FencedError(

@@ -216,3 +216,32 @@ def raises(ranges: RangeReader, place: tuple[str, int], end: int) -> bool:
     except UnavailableError:
         return True
     return False
+
+
+def test_a_resume_record_that_an_open_transaction_hides_is_waited_for(
+    pipeline: NewPipeline,
+) -> None:
+    """Continued from the record before, the log would have events twice, or seem to have a gap."""
+    line = pipeline(_TABLE)
+    daemon = line.start().wait_ready()
+    line.database.execute("INSERT INTO users VALUES (1, 0)")
+    wait_until(lambda: line.resume()[1].seq == 1, "the first row does not arrive")
+    hidden = names.resume_topic(line.config.prefix)
+    ids = {"transactional.id": f"stranger-{hidden}", "transaction.timeout.ms": 600_000}
+    stranger = Producer(settings(line.config, **ids))
+    stranger.init_transactions(60)
+    stranger.begin_transaction()
+    stranger.produce(hidden, b"{}", b"{}", 0)
+    assert stranger.flush(60) == 0
+    line.database.execute("INSERT INTO users SELECT i, 0 FROM generate_series(2, 9) i")
+    wait_until(lambda: daemon.metric("lockstep_events_total") == 9, "the others do not arrive")
+    assert line.resume()[1].seq == 1, "it is hidden"
+    daemon.kill()
+    again = line.start()
+    wait_until(lambda: "a transaction is open" in again.log, "it does not say why it waits", 120)
+    assert again.process.poll() is None, "it waits"
+    stranger.abort_transaction(60)
+    again.wait_ready(120)
+    line.database.execute("INSERT INTO users VALUES (10, 0)")
+    converge(line.config)
+    assert line.resume()[1].seq == 10

@@ -125,7 +125,6 @@ _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
     (Frontiers, "__init__", _forget_what_is_pending),
     (Frontiers, "acknowledged", _report_ends_too_low),
     (Publisher, "commit", _trust_a_commit_without_answer),
-    (ProducerPool, "open", _fence_one_producer_only),
     (Pipeline, "start", _read_the_resume_record_before_fencing),
     (Stream, "keep", _lose_the_rest_of_a_chunk),
     (Pipeline, "poll_commits", _confirm_the_keepalive),
@@ -148,6 +147,14 @@ def test_it_finds_what_one_stale_end_hid_when_it_was_believed() -> None:
     believed = mock.patch.object(absence, "confirmed", lambda _, first: first)
     alone = mock.patch.object(resume, "expect_not_older", return_value=None)
     with believed, alone, pytest.raises(BrokenError):
+        run(0, _ENOUGH)
+
+
+def test_it_finds_what_a_writer_that_was_not_fenced_committed_later() -> None:
+    """Its open transaction hid the newest resume record, and was not waited for."""
+    unfenced = mock.patch.object(ProducerPool, "open", _fence_one_producer_only)
+    hasty = mock.patch.object(reader, "read_last_resume", reader.read_resume)
+    with unfenced, hasty, pytest.raises(BrokenError):
         run(0, _ENOUGH)
 
 

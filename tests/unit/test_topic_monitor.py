@@ -139,7 +139,7 @@ def test_a_frontier_that_another_daemon_wrote_meanwhile_is_no_loss(
     """The frontiers are read after the resume record, and another daemon may have written more."""
     newer = replace(FRONTIER, seq=POSITION.seq + 5)
     monkeypatch.setattr(reader, "read_frontier_tail", lambda *_: [(newer, time.monotonic())])
-    monkeypatch.setattr(reader, "read_resume", lambda _: (IDENTITY, now))
+    monkeypatch.setattr(reader, "read_last_resume", lambda _: (IDENTITY, now))
     log = Log(bootstrap_servers="localhost:1")
     config = Config(pipeline="shop", source=Source(dsn="postgresql://a@b/c"), log=log)
     monitor = TopicMonitor(config, cast("topics.Admin", None))
