@@ -8,13 +8,13 @@ missing.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 from psycopg import errors, sql
 
 from cdc.errors import ConfigError, GapError, PermissionDeniedError, SlotBusyError
 from cdc.events import LSN
+from cdc.runtime.waiting import after
 from cdc.source.connection import connect, translated
 from cdc.source.slots import PLUGIN, read_slot
 
@@ -115,16 +115,12 @@ def alter_slot(
                 hint="docs/OPERATIONS.md describes what can be done before",
             )
         # Postgres would wait without limit for a daemon that has just taken the slot.
-        cancel = threading.Timer(_ALTER_SECONDS, connection.cancel_safe)
-        cancel.daemon = True
-        cancel.start()
-        with translated(f"altering the slot {name}"):
+        cancelling = after(_ALTER_SECONDS, connection.cancel_safe)
+        with cancelling, translated(f"altering the slot {name}"):
             try:
                 connection.execute(f'ALTER_REPLICATION_SLOT "{name}" ({options})'.encode())
             except errors.QueryCanceled as error:
                 raise busy from error
-            finally:
-                cancel.cancel()
 
 
 def drop_slot(connection: Connection, name: str) -> None:

@@ -24,15 +24,23 @@ def show_with(say: Callable[[str], None] | None) -> None:
 
 
 @contextmanager
-def slow(what: str) -> Iterator[None]:
-    """Print that `what` is being waited for, if the block takes long."""
-    if _say is None:
-        yield
-        return
-    timer = threading.Timer(PATIENCE_SECONDS, _say, [f"waiting for {what} …"])
+def after(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act`, in a thread of its own, if the block takes longer."""
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def slow(what: str) -> Iterator[None]:
+    """Print that `what` is being waited for, if the block takes long."""
+    say = _say
+    if say is None:
+        yield
+        return
+    with after(PATIENCE_SECONDS, lambda: say(f"waiting for {what} …")):
+        yield

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,10 +30,11 @@ from cdc.errors import (
     UnavailableError,
     unquoted,
 )
-from cdc.runtime.waiting import slow
+from cdc.runtime.waiting import after, slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from psycopg.rows import TupleRow
 
@@ -279,19 +279,12 @@ def connect(config: Config, *, replication: bool = False) -> Connection:
     return connection
 
 
-@contextmanager
-def within(connection: Connection, seconds: float) -> Iterator[None]:
+def within(connection: Connection, seconds: float) -> AbstractContextManager[None]:
     """End the connection if the block takes longer, so that what waits for an answer fails.
 
     A server that is frozen, or a host that is, ends nothing by its own timeouts.
     """
-    timer = threading.Timer(seconds, _end, [connection])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return after(seconds, lambda: _end(connection))
 
 
 def _end(connection: Connection) -> None:
