@@ -20,7 +20,7 @@ from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from cdc.config import Config
 
@@ -49,8 +49,8 @@ class NewestReader:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._frontiers = names.frontier_topic(config.prefix)
-        # In this order: what a record names is in a topic before its own.
-        self._topics = (
+        # In this order they are first read: what a record names is in a topic before its own.
+        self.topics = (
             *(names.resume_topic(config.prefix), self._frontiers),
             *(names.schema_topic(config.prefix), names.snapshot_topic(config.prefix)),
         )
@@ -88,7 +88,7 @@ class NewestReader:
     def _read_new(self, consumer: LogConsumer, admin: topics.Admin) -> None:
         """Read on, if the topics are still the same."""
         admin.poll(0)  # its log lines are kept until then
-        described = topics.describe(admin, self._topics, REACH_SECONDS)
+        described = topics.describe(admin, self.topics, REACH_SECONDS)
         ids = {topic: each.topic_id for topic, each in described.items()}
         ends = absence.ends(admin, [(topic, 0) for topic in ids])
         known = self._known
@@ -102,9 +102,9 @@ class NewestReader:
 
     def _read_all(self, consumer: LogConsumer, admin: topics.Admin) -> None:
         """Look up by two clients where each topic ends, and read what is not known of it."""
-        described = topics.describe(admin, self._topics)
+        described = topics.describe(admin, self.topics)
         before, self._known = self._known, {}
-        for topic in self._topics:
+        for topic in self.topics:
             there = consumer.confirmed_if_exists((topic, 0))
             if there is None:
                 continue
@@ -118,20 +118,11 @@ class NewestReader:
     def _add(self, consumer: LogConsumer, topic: str, wanted: Range) -> None:
         """Add the records of a range; of the frontiers, which may be millions, only the last."""
         known, found = self._known[topic], list[Message]()
-        for start in _starts(wanted) if topic == self._frontiers else [wanted.start]:
-            pieces = consumer.pieces({(topic, 0): Range(start, wanted.end)})
+        for tail in wanted.tails(_TAIL_OFFSETS) if topic == self._frontiers else [wanted]:
+            pieces = consumer.pieces({(topic, 0): tail})
             found = [message for _, messages in pieces for message in messages]
             if found:
                 break
         for message in found:
             known.add(message)
         known.next = wanted.end
-
-
-def _starts(wanted: Range) -> Iterator[int]:
-    """Yield where to read from for the last record: earlier ones, if there are only markers."""
-    back = _TAIL_OFFSETS
-    while wanted.end - back > wanted.start:
-        yield wanted.end - back
-        back *= 10
-    yield wanted.start

@@ -13,7 +13,6 @@ from cdc.errors import CDCError, FencedError, GapError, Policy
 from cdc.events import row_key
 from cdc.log import absence, names, records
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition
+    from cdc.log.partitions import Partition, Range
 
 _TAIL_OFFSETS: Final = 100
 
@@ -123,9 +122,12 @@ def _newest_resume(config: Config, topic: str) -> dict[bytes, bytes] | None:
         if there is None:
             return None
         pieces = consumer.pieces({(topic, 0): there})
-        return {
-            message.key() or b"": message.value() or b"" for _, piece in pieces for message in piece
-        }
+        return newest_values(message for _, piece in pieces for message in piece)
+
+
+def newest_values(messages: Iterable[Message]) -> dict[bytes, bytes]:
+    """Return the newest value of each key; that of a tombstone is empty."""
+    return {message.key() or b"": message.value() or b"" for message in messages}
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:
@@ -168,14 +170,12 @@ def read_frontier_tail(config: Config, limit: int) -> list[tuple[records.Frontie
         if there is None:
             return []
         # Each record is followed by its transaction's marker; an aborted one leaves only markers.
-        back = _TAIL_OFFSETS + 2 * limit
-        while True:
-            start = max(there.start, there.end - back)
-            pieces = consumer.pieces({(topic, 0): Range(start, there.end)})
+        for tail in there.tails(_TAIL_OFFSETS + 2 * limit):
+            pieces = consumer.pieces({(topic, 0): tail})
             found = deque((message for _, piece in pieces for message in piece), maxlen=limit)
-            if found or start == there.start:
+            if found:
                 return [_dated(message, topic) for message in found]
-            back *= 10
+        return []
 
 
 def _dated(message: Message, topic: str) -> tuple[records.FrontierRecord, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.log import names, reader, records
 from cdc.log.completeness import Completeness
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from cdc.log.resume import Resume
     from cdc.snapshot.incremental.records import IncrementalRecord
     from cdc.snapshot.initial.records import SnapshotState
+
+_NOTHING: Final = NewestRecords("")  # of a topic that does not exist
 
 
 class LogStatus(NamedTuple):
@@ -46,12 +48,12 @@ class LogStatusReader:
         is lost.
         """
         config, found = self._config, self._newest.read()
-        resumes = found.get(names.resume_topic(config.prefix))
-        resume = reader.resume_in(config, resumes.values) if resumes else None
+        resumes, frontiers, schemas, snapshots = (
+            found.get(topic, _NOTHING) for topic in self._newest.topics
+        )
+        resume = reader.resume_in(config, resumes.values)
         if resume is None:  # by another reading, which proves it
             resume = reader.read_resume(config)
-        schemas = found.get(names.schema_topic(config.prefix), NewestRecords(""))
-        snapshots = found.get(names.snapshot_topic(config.prefix), NewestRecords(""))
         at = tuple((each.topic_id, each.next) for each in (schemas, snapshots))
         if at != self._decoded_at:
             self._decoded, self._decoded_at = self._decode(schemas, snapshots), at
@@ -59,7 +61,6 @@ class LogStatusReader:
         snapshot = decoded.snapshot and due.corrected(decoded.snapshot, resume)
         if resume is None:
             return LogStatus(snapshot=snapshot)
-        frontiers = found.get(names.frontier_topic(config.prefix), NewestRecords(""))
         return decoded._replace(
             resume=resume, snapshot=snapshot, frontier=self._frontier(frontiers)
         )

@@ -76,10 +76,8 @@ class Entry(NamedTuple):
 
 def entries(config: Config) -> Iterator[Entry]:
     """Return this pipeline's newest records of initial and incremental snapshots. Blocks."""
-    newest: dict[bytes, bytes] = {}
-    for message in reader.read_if_there(config, names.snapshot_topic(config.prefix)):
-        newest[message.key() or b""] = message.value() or b""
-    return entries_in(config, newest)
+    read = reader.read_if_there(config, names.snapshot_topic(config.prefix))
+    return entries_in(config, reader.newest_values(read))
 
 
 def entries_in(config: Config, newest: Mapping[bytes, bytes]) -> Iterator[Entry]:
