@@ -8,28 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import Config, load
+from cdc.config import Config
 from cdc.events import LSN
 from cdc.log import topics
 from cdc.log.follower_reports import FollowerRecord, Readings, Reports, read
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.reported import reported
-from tests.fixtures.servers import KafkaServer
+from tests.fixtures.servers import KafkaServer, log_alone
 
 Report = Callable[..., FollowerRecord]
 
 
 @pytest.fixture
 def config(kafka_server: KafkaServer, topic_prefix: str, tmp_path: Path) -> Config:
-    file = tmp_path / "lockstep.yaml"
-    file.write_text(
-        f"pipeline: {topic_prefix}\n"
-        "source: {dsn: postgresql://localhost/none}\n"
-        f"log: {{bootstrap_servers: '{kafka_server.bootstrap}'}}\n"
-        "followers: {cache: {redis: {url: redis://localhost}}}\n",
-        "utf-8",
-    )
-    return load(file, {})
+    followers = "followers: {cache: {redis: {url: redis://localhost}}}"
+    return log_alone(kafka_server, topic_prefix, tmp_path, followers)
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Message, Producer
 
-from cdc.config import Config, load
+from cdc.config import Config
 from cdc.errors import UnavailableError
 from cdc.log import absence, names, newest_records, topics
 from cdc.log.client import settings
 from cdc.log.newest_records import NewestReader, NewestRecords
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.seeds import examples, first_seed
-from tests.fixtures.servers import KafkaServer
+from tests.fixtures.servers import KafkaServer, log_alone
 
 _STEPS = examples(80)
 _KEYS = 5
@@ -25,14 +25,7 @@ _KEYS = 5
 
 @pytest.fixture
 def config(kafka_server: KafkaServer, topic_prefix: str, tmp_path: Path) -> Config:
-    file = tmp_path / "lockstep.yaml"
-    file.write_text(
-        f"pipeline: {topic_prefix}\n"
-        "source: {dsn: postgresql://localhost/none}\n"
-        f"log: {{bootstrap_servers: '{kafka_server.bootstrap}'}}\n",
-        "utf-8",
-    )
-    return load(file, {})
+    return log_alone(kafka_server, topic_prefix, tmp_path)
 
 
 @pytest.fixture
