@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SNAPSHOTS=3 LOCKSTEP_FOLLOWERS=2 \
   LOCKSTEP_VIEWS=3 LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000
 
-.PHONY: help python setup setup-demo demo up down test test-long test-containers lint check bench bench-against \
+.PHONY: help python setup setup-demo demo up down test test-slow test-long test-containers lint check bench bench-against \
   campaign cluster majors docs screenshots manifests lock clean
 
 help: ## print this help
@@ -69,8 +69,11 @@ up: ## the complete pipeline as containers, on loopback (PROFILES=ui,observabili
 down: ## stop and remove the containers; ARGS=-v also removes their data
 	@COMPOSE_PROFILES=ui,observability $(COMPOSE) down $(ARGS)
 
-test: setup ## what every commit must pass, on real servers (ARGS='-k name' picks, JOBS=0: in one process)
+test: setup ## a quarter of an hour on real servers, for every commit (ARGS='-k name' picks, JOBS=0: in one process)
 	@$(PYTEST) -n $(JOBS) --tier commit $(ARGS)
+
+test-slow: setup ## the tests of ten seconds and more that `make test` leaves out; a commit must pass them, too
+	@$(PYTEST) -n $(JOBS) --tier slow $(ARGS)
 
 test-long: setup ## all the rest, with a new seed, which is printed (LOCKSTEP_SEED=… repeats one)
 	@export LOCKSTEP_SEED=$${LOCKSTEP_SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; \

@@ -43,7 +43,7 @@ def seconds(durations: Durations, nodeid: str) -> float:
     function = rest.partition("[")[0]
     known = durations.get(module)
     if known is None:
-        return _UNKNOWN_SECONDS.get(Path(module).parts[1], _UNKNOWN_ELSEWHERE_SECONDS)
+        return _UNKNOWN_SECONDS.get(Path(module).parent.name, _UNKNOWN_ELSEWHERE_SECONDS)
     return known.get(function, _LEFT_OUT_SECONDS)
 
 

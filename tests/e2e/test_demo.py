@@ -91,6 +91,7 @@ def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: 
     assert "followers" in {kill["what"] for kill in result["kills"]}
 
 
+@pytest.mark.commit("README's first command")
 def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None:
     """Eight tables, every event counted, every server stopped, the folder cleared."""
     result = outcome(tmp_path / "demo", "--for", "6s", "--seed", "7")

@@ -12,6 +12,7 @@ from tests.fixtures.standby import NewPair
 from tests.fixtures.witness import Witness
 
 
+@pytest.mark.commit("the end-to-end path on each major")
 @pytest.mark.parametrize("major", [14, 18])
 def test_killed_and_run_again_the_log_equals_the_database(major: int, new_pair: NewPair) -> None:
     _, line = new_pair(major, *TABLES, standby=False)

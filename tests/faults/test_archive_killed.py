@@ -20,6 +20,7 @@ from tests.fixtures.daemon import NewPipeline
 _JOB_SECONDS = 400
 
 
+@pytest.mark.commit("each step of the archive")
 @pytest.mark.long("in a bucket, too", sample=["folder"])
 def test_a_job_killed_at_any_step_archives_every_record_once(
     pipeline: NewPipeline, archive_path: str

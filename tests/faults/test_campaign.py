@@ -24,6 +24,7 @@ _SEED = first_seed("LOCKSTEP_KILLS")
 _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 
+@pytest.mark.commit("a sample of the campaign of faults")
 @pytest.mark.long("more faults", again=True)
 @pytest.mark.campaign
 @pytest.mark.slow

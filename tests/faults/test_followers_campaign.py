@@ -45,6 +45,7 @@ def world(
         made.close()
 
 
+@pytest.mark.commit("a sample of the followers' campaign")
 @pytest.mark.long("more rounds", again=True)
 @pytest.mark.followers
 @pytest.mark.slow

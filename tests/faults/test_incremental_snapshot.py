@@ -44,6 +44,7 @@ def _started(pipeline: NewPipeline) -> PipelineUnderTest:
     return pipeline(*_TABLES, *_OTHERS, batch={"max_events": 800, "max_wait_ms": 50})
 
 
+@pytest.mark.commit("each step of a chunk")
 def test_killed_at_every_step_of_a_chunk_it_continues(pipeline: NewPipeline) -> None:
     """Before and after each watermark, and around the commit that carries rows and progress."""
     line = _started(pipeline)

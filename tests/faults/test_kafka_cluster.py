@@ -155,6 +155,7 @@ def setting(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
     client.incremental_alter_configs([changed])[changed].result(120)
 
 
+@pytest.mark.commit("one fault of three brokers")
 @pytest.mark.long("every fault; the first tier has one", again=True)
 @pytest.mark.cluster
 @pytest.mark.slow

@@ -24,6 +24,7 @@ _RUNNER = os.environ.get("LOCKSTEP_RUNNER", "local")
 _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 
+@pytest.mark.commit("a sample of the snapshots' campaign")
 @pytest.mark.long("more rounds, and incremental snapshots", sample=["0-Round"], again=True)
 @pytest.mark.snapshots
 @pytest.mark.slow

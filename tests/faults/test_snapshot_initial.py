@@ -58,6 +58,7 @@ def _started_after(line: PipelineUnderTest, generation: int) -> bool:
     return state(line).generation > generation
 
 
+@pytest.mark.commit("each step of the initial snapshot")
 def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPipeline) -> None:
     """One kill after another on one pipeline, each at another point."""
     line = pipeline(*_FULL, source={"tables": ["public.*"]}, snapshot=_RANGES)

@@ -28,6 +28,7 @@ WRITES = (
 )
 
 
+@pytest.mark.commit("the path of the archive")
 def test_every_record_of_every_topic_is_archived_once_with_its_bytes(
     pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def altered(path: Path, copy: Path, chance: Random) -> str:
     return str(file.name)
 
 
+@pytest.mark.commit("what `cdc prove` must name")
 def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
     kept: Kept, tmp_path: Path
 ) -> None:

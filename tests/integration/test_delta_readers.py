@@ -179,6 +179,7 @@ def read_alike(spark: SparkSession, path: Path) -> int:
 EVERY = frozenset({*by_key.TABLES, "loose", "past", "types", "mapped", "users"})
 
 
+@pytest.mark.commit("the Delta protocol by other readers")
 def test_a_mirror_reads_alike_by_all_readers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def fix(database: Database, found: dict[str, Finding], *checks: str) -> None:
                 database.execute(statement)
 
 
+@pytest.mark.commit("what `cdc doctor` advises")
 def test_the_sql_that_it_prints_mends_what_it_finds(
     path: Path, database: Database, role: str
 ) -> None:

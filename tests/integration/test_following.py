@@ -134,6 +134,7 @@ def compare(made: PipelineUnderTest, client: redis.Redis, lake: str) -> None:
     assert in_delta(lake, "public.clicks", ("id", "name")) == sorted(map(str, found))
 
 
+@pytest.mark.commit("every kind of cut in every store")
 @pytest.mark.slow
 def test_every_kind_of_cut_ends_in_the_databases_state(
     spark: SparkSession,

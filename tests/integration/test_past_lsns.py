@@ -11,6 +11,7 @@ from random import Random
 from threading import Event, Lock, Thread
 
 import psycopg
+import pytest
 import redis
 
 from cdc.events import LSN
@@ -108,6 +109,7 @@ class Workload:
         return frontier, found
 
 
+@pytest.mark.commit("a state of the past in each store")
 def test_each_store_is_filled_with_the_state_of_a_random_lsn(
     pipeline: NewPipeline,
     redis_client: redis.Redis,

@@ -159,6 +159,7 @@ class Inserts(Writing):
                 self._commits += 1
 
 
+@pytest.mark.commit("the path of pushed changes")
 @pytest.mark.long("what else may be killed", sample=["server"])
 @pytest.mark.parametrize("killed", ["connection", "server", "daemon"])
 def test_nothing_is_lost_or_repeated_when_something_is_killed(

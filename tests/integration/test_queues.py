@@ -50,6 +50,7 @@ def insert(line: PipelineUnderTest, first: int, last: int, by: int = 1) -> None:
     wait_until(lambda: any(each.seq >= last for each in line.frontiers()), "no rows in the log")
 
 
+@pytest.mark.commit("the path of a queue")
 def test_a_change_comes_again_until_it_is_acknowledged_or_given_up(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

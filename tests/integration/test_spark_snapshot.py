@@ -79,6 +79,7 @@ def stumble() -> None:
     raise UnavailableError("stumbled", hint="it goes on by itself")
 
 
+@pytest.mark.commit("the snapshot's path on Spark")
 def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

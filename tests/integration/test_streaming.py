@@ -41,6 +41,7 @@ def rereads(line: PipelineUnderTest) -> int:
     return sum("streamed before its commit" in event["fields"]["error"] for event in reported)
 
 
+@pytest.mark.commit("both ways a transaction is sent")
 @pytest.mark.majors
 @pytest.mark.parametrize("major", majors(15, 16, 17, 18))
 def test_streamed_or_sent_at_commit_the_log_is_the_same_byte_for_byte(

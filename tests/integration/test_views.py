@@ -33,6 +33,7 @@ def _rows(store: str, view: str) -> list[dict[str, Any]]:
     return list(STORES[store].rows(f"views.{view}").values())
 
 
+@pytest.mark.commit("each supported clause of a view")
 @pytest.mark.long("the views in five parts, of which one has each kind of join", sample=["0"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_view_is_postgres_own_answer_after_each_cut(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ _TESTS = """
 import pytest
 
 def test_short(): pass
+
+def test_slow(): pass
+
+@pytest.mark.commit("why")
+def test_slow_and_a_sample(): pass
 
 @pytest.mark.long("why")
 def test_long(): pass
@@ -30,7 +36,13 @@ def test_sampled(name): pass
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_sampled_in_both(name): pass
 """
-_COMMIT = {"test_short", "test_in_both", "test_sampled[b]", "test_sampled_in_both[b]"}
+_MODULE = "test_of_tiers.py"
+_TOOK = {"test_slow": 10.0, "test_slow_and_a_sample": 60.0, "test_long": 60.0}
+_COMMIT = {
+    *("test_short", "test_slow_and_a_sample", "test_in_both"),
+    *("test_sampled[b]", "test_sampled_in_both[b]"),
+}
+_SLOW = {"test_slow"}
 _LONG = {
     *("test_long", "test_in_both", "test_sampled[a]"),
     *("test_sampled_in_both[a]", "test_sampled_in_both[b]"),
@@ -40,17 +52,29 @@ _LONG = {
 @pytest.fixture
 def chosen(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Other processes, since the long tier changes the environment and Hypothesis' settings."""
-    pytester.makeconftest('pytest_plugins = ["tests.fixtures.seeds", "tests.fixtures.tiers"]')
+    pytester.makeconftest(
+        "from pathlib import Path\n"
+        "from tests import durations\n"
+        "durations.FILE = Path(__file__).with_name('durations.json')\n"
+        "pytest_plugins = ['tests.fixtures.seeds', 'tests.fixtures.tiers']\n"
+    )
+    pytester.path.joinpath("durations.json").write_text(json.dumps({_MODULE: _TOOK}), "utf-8")
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     monkeypatch.delenv("LOCKSTEP_TEST_REQUIRE", raising=False)
     return pytester
 
 
 @pytest.mark.parametrize(
-    ("tier", "expected"), [("commit", _COMMIT), ("long", _LONG), ("all", _COMMIT | _LONG)]
+    ("tier", "expected"),
+    [
+        ("commit", _COMMIT),
+        ("slow", _SLOW),
+        ("long", _LONG),
+        ("all", _COMMIT | _SLOW | _LONG),
+    ],
 )
 def test_each_test_is_in_a_tier(tier: str, expected: set[str], chosen: pytest.Pytester) -> None:
-    chosen.makepyfile(_TESTS)
+    chosen.makepyfile(**{Path(_MODULE).stem: _TESTS})
     ended = chosen.runpytest_subprocess("--collect-only", "-q", "--tier", tier)
     assert {line.partition("::")[2] for line in ended.outlines if "::" in line} == expected
 
