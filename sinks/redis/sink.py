@@ -428,7 +428,7 @@ class RedisSink:
             guard = [b"", state.sentinel, b""]
 
         groups: Iterable[tuple[int, Sequence[Operation]]] = gathered(operations)
-        if target.indexed:
+        if target.indexed and self._lacks_buckets(target, stored_table):
             groups = list(groups)
             self._record_buckets(target, stored_table, {slot for slot, _ in groups})
 
@@ -442,6 +442,11 @@ class RedisSink:
                 yield Call(slot, keys, arguments)
 
         return sum(self._client.run(_APPLY, calls()))
+
+    def _lacks_buckets(self, target: TargetBuild, stored_table: StoredTable) -> bool:
+        """Return whether some bucket may not be recorded."""
+        known = self._buckets.get((target.build, stored_table.version.name), ())
+        return len(known) < self._names.buckets
 
     def _record_buckets(
         self, target: TargetBuild, stored_table: StoredTable, buckets: set[int]

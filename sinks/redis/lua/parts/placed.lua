@@ -49,8 +49,9 @@ local function placed(count, form)
       local claim = ''
       if moves == 'claims' then
         if has_place then
-          claim = ARGV[first] .. '\0' .. version .. (form == 'zset' and ARGV[last] or '')
-          add_member(form, value, holder, claim, ARGV[first])
+          local score = form == 'zset' and ARGV[last] or ''
+          claim = ARGV[first] .. '\0' .. version .. score
+          add_member(form, value, holder, claim, ARGV[first], score)
         end
         if stored[2] then
           remove_member(form, values .. stored[2], holders .. stored[2], stored[3])
@@ -65,7 +66,7 @@ local function placed(count, form)
         call('HDEL', companion, 'place', 'kept', 'claim')
         call('HSET', companion, 'seq', version)
       end
-      keep(companion, version)
+      keep(companion, version, stored[1])
     end
   end
 end
