@@ -75,7 +75,7 @@ class DocumentsFollowing:
 
     def __call__(self, run: Run) -> None:
         """Follow until asked to stop, or until an error."""
-        with closing(self._sink):
+        with closing(self._sink), closing(RangeReader(self._config)) as log:
             state = positions.open_in_log(run, self._sink)
             run.progress.reach("opened")
             applied = state.applied
@@ -101,10 +101,10 @@ class DocumentsFollowing:
                 applied = cut.after.applied._replace(generation=applied.generation)
                 state = StoreState(applied, applied.seq)
                 seconds = time.monotonic() - began
-                run.has_applied(applied, new, self._named(), seconds, self._canary(cut))
+                run.has_applied(applied, new, self._named(), seconds, self._canary(cut, log))
                 run.stopping.wait(max(_POLL_SECONDS, every - seconds))
 
-    def _canary(self, cut: MirrorCut) -> int | None:
+    def _canary(self, cut: MirrorCut, log: RangeReader) -> int | None:
         """Return when the newest canary up to the mirror's frontier was sent."""
         topic = names.messages_topic(self._config.prefix)
         before = cut.before.applied.ends if cut.before else {}
@@ -115,8 +115,7 @@ class DocumentsFollowing:
         if first >= end:
             return None
         try:
-            with closing(RangeReader(self._config)) as log:
-                found = log.read({(topic, 0): Range(first, end)})
+            found = log.read({(topic, 0): Range(first, end)})
         except GapError:
             return None  # retention has deleted them; this time is only reported
         return canaries.newest(self._config, found or {})

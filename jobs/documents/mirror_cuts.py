@@ -84,6 +84,7 @@ class MirrorCuts:
         self._documents, self._mirror = follower.documents, follower.mirror
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
+        self._found: tuple[Applied, Mapping[str, Version]] | None = None
         self._nothing: _Nothing | None = None
 
     def cut(
@@ -153,7 +154,7 @@ class MirrorCuts:
         """
         if cut.before is not None or self._storage:
             return None
-        after, versions = cut.after, self._versions(cut.after.applied.lsn)
+        after, versions = cut.after, self._versions_of(cut.after.applied)
         found, size = [], 0
         for kind in self.kinds(after.applied):
             places = self._places(after, kind)
@@ -180,13 +181,22 @@ class MirrorCuts:
 
     def kinds(self, applied: Applied) -> list[DocumentKind]:
         """Return the kinds of documents, for the table versions in force at a frontier."""
-        versions = self._versions(applied.lsn)
+        versions = self._versions_of(applied)
         return [
             DocumentKind(name, document, versions)
             for name, document in self._documents.items()
             # A table without any event so far has no rows.
             if document.table in versions
         ]
+
+    def _versions_of(self, applied: Applied) -> Mapping[str, Version]:
+        """Return the table versions in force at a cut's frontier: during all of the cut the same.
+
+        A lookup connects to the brokers twice.
+        """
+        if self._found is None or self._found[0] is not applied:
+            self._found = applied, self._versions(applied.lsn)
+        return self._found[1]
 
     def _tables(self, row: delta_frontiers.FrontierRow, kind: DocumentKind) -> DocumentTables:
         return MirrorTables(self._places(row, kind), kind.rows, self._storage)

@@ -73,7 +73,7 @@ class ViewCuts(MirrorCuts):
 
     def plans(self, applied: Applied) -> list[ViewPlan]:
         """Return the plans of the views, for the table versions in force at a frontier."""
-        versions = self._versions(applied.lsn)
+        versions = self._versions_of(applied)
         if self._planned is None or self._planned[0] != versions:
             plans = [plan(name, self._config.views, versions) for name in self._views]
             self._planned = dict(versions), plans
@@ -117,7 +117,7 @@ class ViewCuts(MirrorCuts):
         frontiers = self._frontiers()
         assert frontiers is not None, "the store was made from one"
         cut = MirrorCut(None, self._at(frontiers, applied))
-        view = plan(name, self._config.views, self._versions(applied.lsn))
+        view = plan(name, self._config.views, self._versions_of(applied))
         with self._working(cut, [view]) as (spark, tables):
             work = Computation(spark, view, tables, cut, Answers(), Costs())
             for found in work.changes(is_built=False):
@@ -128,7 +128,7 @@ class ViewCuts(MirrorCuts):
         self, cut: MirrorCut, plans: Sequence[ViewPlan]
     ) -> Iterator[tuple[SparkSession, dict[str, TableStates]]]:
         """Give a session, and the states of the views' tables; translate errors of Spark's."""
-        versions = self._versions(cut.after.applied.lsn)
+        versions = self._versions_of(cut.after.applied)
         names = _read_by(plans)
         with self._session() as spark, _translated():
             spark.conf.set("spark.sql.ansi.enabled", "true")
