@@ -301,6 +301,16 @@ class BatchLimits(Section, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=30_000, description="How long a Kafka transaction stays open under load."),
     ] = 200
+    linger_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=30_000,
+            description="How long changes wait for others to share a Kafka transaction, at most"
+            " `max_wait_ms`. With 0 it ends when nothing more has arrived: least latency, and a"
+            " Kafka transaction for almost every small commit.",
+        ),
+    ] = 0
 
 
 class Http(Section, frozen=True, kw_only=True):

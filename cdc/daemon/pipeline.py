@@ -332,6 +332,7 @@ class Pipeline:
         full = self._full_at(1)
         age_seconds = time.monotonic() - self.batch_began_at
         aged = age_seconds * 1_000 >= limits.max_wait_ms
+        lingered = age_seconds * 1_000 >= limits.linger_ms
         # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
         # split; any other is read to its end, so that the batch ends on a boundary, with a
         # frontier.
@@ -340,7 +341,7 @@ class Pipeline:
             or batch.bytes >= 2 * limits.max_bytes
             or age_seconds >= timing.OPEN_SECONDS
         )
-        return over or (not sequencer.last_change.open and (idle or full or aged))
+        return over or (not sequencer.last_change.open and ((idle and lingered) or full or aged))
 
     def _full_at(self, share: int) -> bool:
         """Whether the batch has reached this share of its size; a thin one may be twice as large.
@@ -475,7 +476,9 @@ class Pipeline:
                 timing.TURN_SECONDS if must_wait else timing.GATHER_SECONDS, for_frames=False
             )
         elif self.sequencer.events:
-            self.stream.wait(timing.LAZY_SECONDS, for_frames=False)
+            lingers = self.config.batch.linger_ms and not self.sequencer.last_change.open
+            seconds = timing.GATHER_SECONDS if lingers else timing.LAZY_SECONDS
+            self.stream.wait(seconds, for_frames=False)
         else:
             due = self.frontiers.due
             self.stream.wait(

@@ -8,8 +8,8 @@ from typing import Final
 # walsender is two to three times as fast when it is not woken for every row.
 BACKLOG_BYTES: Final = 24 << 10
 LAZY_SECONDS: Final = 0.001
-# How often arriving data is read while a batch is being sent: rarely enough to cost little, often
-# enough to notice a backlog.
+# How often arriving data is read while a batch is being sent, or lingers: rarely enough to cost
+# little, often enough to notice a backlog.
 GATHER_SECONDS: Final = 0.005
 # A batch's size divided by this may be encoded while nothing can be sent: bounds memory.
 AHEAD: Final = 4

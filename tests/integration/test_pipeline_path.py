@@ -50,6 +50,33 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
     return line
 
 
+# --- transactions of the log ---
+
+
+def test_changes_that_linger_share_kafka_transactions_and_a_stop_does_not_wait_for_more(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(_USERS, batch={"max_wait_ms": 30_000, "linger_ms": 400})
+    daemon = line.start().wait_ready()
+    committed = "lockstep_kafka_transactions_total"
+    before, began = daemon.metric(committed), time.monotonic()
+    for number in range(200):
+        line.database.execute(f"INSERT INTO users (id) VALUES ({number})")
+    events(line, 200)
+    # Each transaction of the log takes 400 ms or longer, and one more may be of a frontier alone.
+    most = 2 * ((time.monotonic() - began) / 0.4 + 1)
+    assert daemon.metric(committed) - before <= most
+    # One alone waits, and is not forgotten; a stop commits at once what was read.
+    sent = time.monotonic()
+    line.database.execute("INSERT INTO users (id) VALUES (200)")
+    events(line, 201)
+    assert time.monotonic() - sent >= 0.4
+    line.database.execute("UPDATE users SET name = 'last' WHERE id = 200")
+    assert daemon.term() == 0
+    events(line, 202)
+    converge(line.config)
+
+
 # --- one change ---
 
 

@@ -28,6 +28,7 @@ _SHARED: Final = 8
 # Mostly short histories, where little hides an error, and some that write partitions often.
 _TRANSACTIONS: Final = (4, 6, 6, 20)
 _MAX_EVENTS: Final = (1, 2, 5)
+_LINGER_MS: Final = (0, 0, 20)
 
 
 class BrokenError(AssertionError):
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 @cache
-def config(max_events: int, direct: str = "off") -> Config:
+def config(max_events: int, direct: str = "off", linger_ms: int = 0) -> Config:
     """Return a configuration with batches so small that transactions are cut."""
     settings = {
         "pipeline": PREFIX,
@@ -53,7 +54,7 @@ def config(max_events: int, direct: str = "off") -> Config:
             "direct": direct,
         },
         "control": {"secret": "the secret of all that is simulated"},
-        "batch": {"max_events": max_events, "max_wait_ms": 50},
+        "batch": {"max_events": max_events, "max_wait_ms": 50, "linger_ms": linger_ms},
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lockstep.yaml"
@@ -85,7 +86,9 @@ def _history(number: int) -> History:
 def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -> int:
     """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
     direct = ("off", "on", "auto")[seed // len(_MAX_EVENTS) % 3]
-    world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)], direct), happened, seed)
+    linger_ms = _LINGER_MS[seed // 9 % len(_LINGER_MS)]
+    settings = config(_MAX_EVENTS[seed % len(_MAX_EVENTS)], direct, linger_ms)
+    world = World(settings, happened, seed)
     oracle = Oracle(happened, world.broker, world.slot, PREFIX, due=world.due)
     try:
         world.run()
