@@ -75,11 +75,11 @@ class DocumentsFollowing:
 
     def __call__(self, run: Run) -> None:
         """Follow until asked to stop, or until an error."""
+        every = max(_POLL_SECONDS, seconds_between_cuts(self._config, self._name))
         with closing(self._sink), closing(RangeReader(self._config)) as log:
             state = positions.open_in_log(run, self._sink)
             run.progress.reach("opened")
             applied = state.applied
-            every = seconds_between_cuts(self._config, self._name)
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return
@@ -102,7 +102,7 @@ class DocumentsFollowing:
                 state = StoreState(applied, applied.seq)
                 seconds = time.monotonic() - began
                 run.has_applied(applied, new, self._named(), seconds, self._canary(cut, log))
-                run.stopping.wait(max(_POLL_SECONDS, every - seconds))
+                run.stopping.wait(max(0.0, every - seconds))
 
     def _canary(self, cut: MirrorCut, log: RangeReader) -> int | None:
         """Return when the newest canary up to the mirror's frontier was sent."""
