@@ -72,11 +72,13 @@ class ViewRun:
         views: Mapping[str, Mapping[str, Any]],
         store: Store | None = None,
         mirror_every_seconds: float = 0.0,
+        linger_ms: int = 0,
     ) -> None:
         """`tables`: what CREATE TABLE has in parentheses. `views`: their sections.
 
         `store` is where the views are: in Delta by default.
         """
+        self._batch = {"linger_ms": linger_ms}
         self._every = {"every_seconds": mirror_every_seconds}
         self._up, self.connection, self._tables, self.views = up, connection, tables, views
         self._folder = up.place.folder / RUN
@@ -98,6 +100,9 @@ class ViewRun:
         daemon.prepare(place, RUN, tuple(self._tables))
         path = config_path(place, RUN)
         config = yaml.safe_load(path.read_text())
+        # Rows alone are counted here, to know which seq a store must reach: canaries have one, too.
+        config["source"]["canary_seconds"] = 0
+        config["batch"] = self._batch
         config["views"] = {name: dict(view) for name, view in self.views.items()}
         of_views = {"mirror": LAKE, "views": list(self.views)}
         config["followers"] = {

@@ -47,6 +47,8 @@ _NEWEST: Final = 100
 _TRANSACTION_ROWS: Final = 20_000
 # A mirror that commits as often as it can, some twenty times a second, takes a third of a core.
 _MIRROR_SECONDS: Final = 0.5
+# A Kafka transaction for each tweet would take as much of two cores as the follower does.
+_LINGER_MS: Final = 50
 _LOOK_SECONDS: Final = 0.02
 _CHECKED: Final = 20  # timelines that are compared with Postgres at the end
 _TABLES: Final = {
@@ -82,7 +84,7 @@ def run(options: Options) -> dict[str, Any]:
         follow_redis.running(up.place.folder / "store") as store,
     ):
         store.section["redis"]["shapes"] = {"views.timeline": _SHAPE}
-        shown = ViewRun(up, connection, _TABLES, _VIEWS, store, _MIRROR_SECONDS)
+        shown = ViewRun(up, connection, _TABLES, _VIEWS, store, _MIRROR_SECONDS, _LINGER_MS)
         with slots.created(connection, RUN), shown.mirrored():
             _fill(shown, users)
             shown.wait_for_mirrors()
@@ -105,6 +107,7 @@ def run(options: Options) -> dict[str, Any]:
                 "users": users,
                 "rate": _RATE,
                 "mirror_every_seconds": _MIRROR_SECONDS,
+                "linger_ms": _LINGER_MS,
                 "of_full": round(found["cpu_s"] / found["cuts"] / full["cpu_s"], 2),
                 "full": full,
                 "peaks_mb": shown.peaks_mb,
