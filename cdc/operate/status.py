@@ -193,9 +193,7 @@ class StatusReader:
         at_work = daemon is not None and daemon.get("ready")
         if resume and slot and slot.active_pid is None and not at_work and not unanswered:
             try:
-                # Read for itself: it is compared with the slot, so it must not be an old one.
-                resume = reader.read_resume(config) or resume
-                start_checks.verify_start(config, slot, resume)
+                resume = _expect_start(config, slot, resume)
             except CDCError as error:  # a daemon would halt at its start: starting it is no fix
                 unanswered.append(_failed("slot", error))
         followers = self._read_followers(server, unanswered) if resume else []
@@ -293,6 +291,24 @@ class _Unanswered(list[Cause]):
 
 def _failed(about: str, error: CDCError) -> Cause:
     return Cause(Level.FAILED, about, error.what, error.hint, exit_code=error.exit_code)
+
+
+def _expect_start(config: Config, slot: Slot, known: Resume) -> Resume:
+    """Return the newest resume record; raise the error with which a daemon would halt.
+
+    It is read for itself: it is compared with the slot, so it must not be an old one. Nor must it
+    be where it seems to halt: a stranger's open transaction hides what is newer.
+    """
+    resume = reader.read_resume(config) or known
+    try:
+        start_checks.verify_start(config, slot, resume)
+    except CDCError:
+        newest = reader.read_last_resume(config)
+        if newest is None or newest == resume:
+            raise
+        start_checks.verify_start(config, slot, newest)
+        return newest
+    return resume
 
 
 def daemon_report(listen: str) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.log.records import FrontierRecord
 from cdc.operate.commands.setup import set_up
+from cdc.operate.status import read_status
 from cdc.snapshot.initial import due, topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -237,6 +238,9 @@ def test_a_resume_record_that_an_open_transaction_hides_is_waited_for(
     wait_until(lambda: daemon.metric("lockstep_events_total") == 9, "the others do not arrive")
     assert line.resume()[1].seq == 1, "it is hidden"
     daemon.kill()
+    # Nor does the status, which compares it with the slot while no daemon works, believe it.
+    about_slot = [each for each in read_status(line.config).verdict.causes if each.about == "slot"]
+    assert [each.what.partition(" in topic")[0] for each in about_slot] == ["a transaction is open"]
     again = line.start()
     wait_until(lambda: "a transaction is open" in again.log, "it does not say why it waits", 120)
     assert again.process.poll() is None, "it waits"
