@@ -20,11 +20,13 @@ from lockstep.jobs.apply import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerRecord
     from lockstep.jobs.views.planning import Step
     from lockstep.jobs.views.plans import ViewPlan
+    from lockstep.jobs.views.verifying import StoredView
     from lockstep.sinks.contract import Applied, Version
 
 _POLL_SECONDS: Final = 0.3
@@ -167,7 +169,6 @@ def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: b
     found = [
         each
         for name, follower in config.followers.items()
-        if follower.delta is not None or follower.topic is not None
         for each in _verified(
             config, name, [view for view in follower.views if view in (names or follower.views)],
             time.monotonic() + timeout,
@@ -175,8 +176,8 @@ def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: b
     ]  # fmt: skip
     if not found:
         raise ConfigError(
-            "no follower in Delta or in topics holds these views",
-            hint="views are compared in such stores: give them one",
+            "no follower holds these views in a store whose rows can be compared",
+            hint="`cdc view list` shows which followers hold a view",
         )
     if as_json:
         print_json(found)
@@ -193,21 +194,26 @@ def _verified(
     from cdc.source import answers, token  # noqa: PLC0415 - not for --help
     from cdc.source.connection import connect  # noqa: PLC0415 - as above
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - as above
-    from lockstep.jobs.views.verifying import question, stored_rows  # noqa: PLC0415 - as above
-    from lockstep.sinks.contract import Listable  # noqa: PLC0415 - as above
+    from lockstep.jobs.views.verifying import StoredView  # noqa: PLC0415 - as above
 
     with closing(connect(config)) as connection:
         for view in _plans(config, views) if views else ():
-            if view.is_of_mirrors:
-                yield _recomputed(config, follower, view, token.take(connection).lsn, deadline)
+            shape = stores.shape(config.followers[follower], view.version.name)
+            of_view = StoredView(config, view, shape)
+            if why := of_view.incomparable or _unlisted(config, follower):
+                echo(f"{view.name} in {follower} is not compared: {why}", err=True)
                 continue
-            asked = question(config, view)
+            if view.is_of_mirrors:
+                lsn = token.take(connection).lsn
+                yield _recomputed(config, follower, view, of_view, lsn, deadline)
+                continue
+            asked = of_view.question()
             for _ in range(_TRIES):
                 before, lsn = answers.digest(connection, asked), token.take(connection).lsn
-                with closing(stores.sink(config, follower, config.followers[follower])) as sink:
-                    assert isinstance(sink, Listable), "those of Delta and of topics are"
+                with _sink(config, follower) as sink:
                     _await(sink, follower, lsn, deadline)
-                    found = answers.compare(connection, asked, stored_rows(sink, view))
+                    stored = of_view.as_text(of_view.rows(sink))
+                    found = answers.compare(connection, asked, stored)
                 if answers.digest(connection, asked) == before:
                     break
             else:
@@ -218,25 +224,41 @@ def _verified(
             yield {"view": view.name, "follower": follower, "lsn": str(lsn), **found._asdict()}
 
 
+def _unlisted(config: Config, follower: str) -> str:
+    """Return why a store's rows can't be read; empty if they can."""
+    from lockstep.sinks.contract import Listable  # noqa: PLC0415 - not for --help
+
+    with _sink(config, follower) as sink:
+        return "" if isinstance(sink, Listable) else "its sink does not list its rows"
+
+
+def _sink(config: Config, follower: str) -> AbstractContextManager[Any]:
+    from lockstep.jobs.apply import stores  # noqa: PLC0415 - not for --help
+
+    return closing(stores.sink(config, follower, config.followers[follower]))
+
+
 def _recomputed(
-    config: Config, follower: str, view: ViewPlan, lsn: LSN, deadline: float
+    config: Config,
+    follower: str,
+    view: ViewPlan,
+    of_view: StoredView,
+    lsn: LSN,
+    deadline: float,
 ) -> dict[str, Any]:
     """Compare a view that Postgres can't answer with one computed of the complete mirrors."""
-    from lockstep.jobs.apply import stores  # noqa: PLC0415 - not for --help
-    from lockstep.jobs.spark.session import with_jars, work_session  # noqa: PLC0415 - as above
+    from lockstep.jobs.spark.session import with_jars, work_session  # noqa: PLC0415 - not for --help
     from lockstep.jobs.views.cuts import ViewCuts  # noqa: PLC0415 - as above
     from lockstep.jobs.views.verifying import differing  # noqa: PLC0415 - as above
-    from lockstep.sinks.contract import Listable  # noqa: PLC0415 - as above
 
     title = f"lockstep verify of view {view.name}"
     cuts = ViewCuts(
         config, follower, lambda: work_session(with_jars(title), title, threading.Event())
     )
-    with closing(stores.sink(config, follower, config.followers[follower])) as sink:
-        assert isinstance(sink, Listable), "those of Delta and of topics are"
+    with _sink(config, follower) as sink:
         applied = _await(sink, follower, lsn, deadline)
-        stored = [row for _, _, row in sink.contents(view.version) if row]
-        found = differing(cuts.every_row(view.name, applied), stored)
+        wanted = of_view.shown(cuts.every_row(view.name, applied))
+        found = differing(wanted, of_view.rows(sink))
     return {"view": view.name, "follower": follower, "lsn": str(applied.lsn), **found._asdict()}
 
 

@@ -264,6 +264,18 @@ class Shaper:
         """Whether a row stays in one hash slot when it moves."""
         return self._key is None or self._key.fixed_by(self.version.key)
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns of a row that can be read back."""
+        if self.shape.form == "row":
+            return tuple(column.name for column in self.version.columns)
+        return self._columns.names
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """The columns without which a row has no place: if one is NULL, readers do not see it."""
+        return self._templated
+
     def shaped(self, change: Change) -> Shaped | None:
         """Return a row's place and value after a change; None if it has no place then.
 
@@ -316,6 +328,13 @@ class Shaper:
                 "name a column of a number or a timestamptz as `score`",
             ) from None
         return None if math.isnan(score) else repr(score).encode()
+
+    def filled(self, kept: bytes) -> bytes:
+        """Return a row's member of its collection, or its text, by its kept columns."""
+        template = self._value or self._member
+        found = template.fill(values_of(kept)) if template else None
+        assert found is not None, "it has a place, so no column of the template is NULL"
+        return found
 
     def row(self, value: Iterable[bytes] | None, kept: bytes) -> bytes:
         """Return the columns in a stored value and the kept columns, as a JSON object.

@@ -193,8 +193,9 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
 def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
     """Compare views (default: all) with what Postgres itself answers.
 
-    For each follower in Delta or in topics that holds the view: once it has applied all that is
-    committed now, and if the answer does not change meanwhile. Exits with 1 if rows differ.
+    For each follower that holds the view: once it has applied all that is committed now, and if
+    the answer does not change meanwhile. Of a shape in Redis, the columns that it has of a row, and
+    whether readers see it; rows that expire are not compared. Exits with 1 if rows differ.
     Postgres can't answer a view in Python, one that names such a view, or one of masked columns:
     these are computed again from the complete mirrors.
     """

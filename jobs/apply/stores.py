@@ -22,12 +22,14 @@ from cdc.config.followers import (
     DeltaFollower,
     OpenSearchFollower,
     RedisFollower,
+    RedisShape,
     SqlFollower,
     TopicFollower,
 )
 from cdc.config.places import topic_prefix
 from cdc.errors import ConfigError
 from lockstep.sinks.contract import FollowerOf, SinkKind
+from lockstep.sinks.shapes import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +52,6 @@ _IDLE_SECONDS: Final = 2.0
 
 def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
     from lockstep.sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
-    from lockstep.sinks.shapes import Shape  # noqa: PLC0415 - as above
 
     return RedisSink(
         Settings(
@@ -58,13 +59,20 @@ def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
             prefix=store.prefix or of.prefix,
             follower=of.name,
             cluster=store.cluster,
-            shapes={
-                table: Shape(**msgspec.structs.asdict(shape))
-                for table, shape in store.shapes.items()
-            },
+            shapes={table: _shape(shape) for table, shape in store.shapes.items()},
             tombstone_seconds=max(1, round(store.tombstone_hours * 3600)),
         )
     )
+
+
+def _shape(configured: RedisShape) -> Shape:
+    return Shape(**msgspec.structs.asdict(configured))
+
+
+def shape(follower: Follower, table: str) -> Shape | None:
+    """Return the shape in which a follower keeps a table; None if it keeps rows as they are."""
+    found = follower.redis and follower.redis.shapes.get(table)
+    return _shape(found) if found else None
 
 
 def _delta(delta: DeltaFollower, of: FollowerOf) -> Sink:

@@ -1,7 +1,8 @@
 """A view's stored rows, in a form that Postgres can compare with its own answer.
 
-Postgres can't run a view in Python, and has not the masked values: such a view is compared with
-what the complete mirrors make.
+A store shows all columns of all rows, unless a shape in Redis has some of them: then those are
+compared, of the rows that have a place. Postgres can't run a view in Python, and has not the masked
+values: such a view is compared with what the complete mirrors make.
 """
 
 from __future__ import annotations
@@ -14,34 +15,79 @@ import msgspec
 
 from cdc.source.answers import Differing, Question
 from lockstep.jobs.views.parsing import named_views
+from lockstep.sinks.contract import Change
+from lockstep.sinks.shapes import Shaper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from cdc.config import Config
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.types import Type
     from lockstep.sinks.contract import Listable
+    from lockstep.sinks.shapes import Shape
 
 _DAY: Final = date(1970, 1, 1)
 _TIME: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without time zone
 _MILLISECONDS: Final = 3
+_FLOATING: Final = {"double precision", "real", "numeric"}
 
 
-def question(config: Config, view: ViewPlan) -> Question:
-    """Return what to ask Postgres for the view's rows."""
-    sqls = {name: each.sql for name, each in config.views.items()}
-    named = {name: sqls[name] for name in named_views(view.name, sqls)}
-    types = {name: kind.name for name, kind in view.columns.items()}
-    return Question(sqls[view.name], named, types)
+class StoredView:
+    """A view as the store of one follower shows it: in a shape of Redis, or all rows."""
 
+    def __init__(self, config: Config, view: ViewPlan, shape: Shape | None) -> None:
+        self._config, self._view = config, view
+        self._shaper = Shaper(shape, view.version, "") if shape else None
+        self._columns = self._shaper.shown if self._shaper else tuple(view.columns)
+        # Why its rows can't be compared; empty if they can.
+        self.incomparable = "its rows expire" if shape and shape.ttl_seconds is not None else ""
 
-def stored_rows(sink: Listable, view: ViewPlan) -> bytes:
-    """Return the view's rows in a store, as a JSON array."""
-    rows = [msgspec.json.decode(row) for _, _, row in sink.contents(view.version) if row]
-    return msgspec.json.encode(
-        [{name: _text(row[name], kind) for name, kind in view.columns.items()} for row in rows]
-    )
+    def question(self) -> Question:
+        """Return what to ask Postgres for the rows that the store shows."""
+        sqls = {name: each.sql for name, each in self._config.views.items()}
+        named = {name: sqls[name] for name in named_views(self._view.name, sqls)}
+        types = {name: self._view.columns[name].name for name in self._columns}
+        sql = sqls[self._view.name]
+        if self._shaper is not None and (test := self._has_place(self._shaper)):
+            sql = f"SELECT * FROM ({sql.rstrip().rstrip(';')}\n) AS every WHERE {test}"  # noqa: S608 - quoted
+        return Question(sql, named, types)
+
+    def _has_place(self, shaper: Shaper) -> str:
+        """Return the condition for rows that the shape shows; empty for all."""
+        shape, kinds = shaper.shape, self._view.columns
+        tests = [f"{_quoted(name)} IS NOT NULL" for name in shaper.needed]
+        if shape.score is not None and kinds[shape.score].name in _FLOATING:
+            tests.append(f"{_quoted(shape.score)} <> 'NaN'")
+        if shape.form == "hash":  # one without fields does not exist
+            fields = shape.fields or tuple(kinds)
+            tests.append(f"({' OR '.join(f'{_quoted(name)} IS NOT NULL' for name in fields)})")
+        return " AND ".join(tests)
+
+    def rows(self, sink: Listable) -> Iterator[bytes]:
+        """Yield the stored rows that readers see, as JSON objects."""
+        return (row for _, _, row in sink.contents(self._view.version) if row)
+
+    def as_text(self, rows: Iterable[bytes]) -> bytes:
+        """Return rows as a JSON array that Postgres reads."""
+        kinds = {name: self._view.columns[name] for name in self._columns}
+        found = [
+            {name: _text(row[name], kind) for name, kind in kinds.items()}
+            for row in map(msgspec.json.decode, rows)
+        ]
+        return msgspec.json.encode(found)
+
+    def shown(self, rows: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield rows of the view as the store should show them."""
+        if self._shaper is None:
+            yield from rows
+            return
+        for row in rows:
+            values = msgspec.json.decode(row)
+            key = msgspec.json.encode({name: values[name] for name in self._view.key})
+            shaped = self._shaper.shaped(Change(key, 0, row, self._view.version.schema_id, 0, 0))
+            if shaped is not None and shaped.value:
+                yield self._shaper.row(shaped.value, shaped.kept)
 
 
 def differing(wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
@@ -53,11 +99,21 @@ def differing(wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
     return Differing((one - other).total(), (other - one).total())
 
 
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
 def _text(value: Any, kind: Type) -> Any:  # noqa: ANN401 - of any type
     """Return a value of the log as Postgres reads it in JSON."""
+    if isinstance(value, str) and kind.name in {"date", "timestamp"} and _is_number(value):
+        value = int(value)  # in a hash of Redis, which has text only
     if isinstance(value, int) and kind.name == "date":
         return str(_DAY + timedelta(days=value))
     if isinstance(value, int) and kind.name == "timestamp":
         millis = 0 <= kind.modifier <= _MILLISECONDS
         return str(_TIME + timedelta(microseconds=value * (1000 if millis else 1)))
     return value
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()

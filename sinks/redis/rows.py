@@ -12,12 +12,18 @@ from lockstep.sinks.redis.state import floor_field
 
 
 def stored_rows(
-    client: Client, stored_table: StoredTable, target: TargetBuild, keys: Sequence[bytes]
+    client: Client,
+    stored_table: StoredTable,
+    target: TargetBuild,
+    keys: Sequence[bytes],
+    *,
+    are_seen: bool = False,
 ) -> dict[bytes, tuple[int, bytes]]:
     """Return the seq of each existing row, and its stored columns as JSON.
 
     The columns are empty for a row without a place, whose place has another row, or whose value is
-    missing.
+    missing. A text, or the member of a collection, that somebody else has removed counts as missing
+    only if `are_seen` asks for that.
     """
     table, names = stored_table.version.name, stored_table.names
     slots = [stored_table.slot(key) for key in keys]
@@ -43,8 +49,11 @@ def stored_rows(
         for key, (version, _, _) in zip(keys, stored, strict=True)
         if _is_there(version)
     }
-    for n, value in zip(there, values, strict=True):
-        if value is not None:
+    shown = [True] * len(there)
+    if are_seen and (stored_table.layout.moves == "claims" or stored_table.layout.form == "text"):
+        shown = _seen(client, stored_table, target, [(slots[n], *stored[n][1:]) for n in there])
+    for n, value, is_shown in zip(there, values, shown, strict=True):
+        if value is not None and is_shown:
             rows[keys[n]] = (rows[keys[n]][0], stored_table.shaper.row(value, stored[n][2]))
     return rows
 
@@ -92,6 +101,28 @@ def _values(
         missing = not value or (layout.moves and holder != version)
         found.append(None if missing else _parts(value))
     return found
+
+
+def _seen(
+    client: Client,
+    stored_table: StoredTable,
+    target: TargetBuild,
+    rows: Sequence[tuple[int, bytes, bytes]],
+) -> list[bool]:
+    """Return whether readers see each row's text, or its member, at its place."""
+    form, asked, texts = stored_table.layout.form, list[tuple[bytes, ...]](), list[bytes]()
+    for slot, place, kept in rows:
+        before = b"" if target.seen else stored_table.names.shadow(target.build, slot)
+        text = stored_table.shaper.filled(kept)
+        texts.append(text)
+        if form == "text":
+            asked.append((b"GET", before + place))
+        else:
+            asked.append((b"ZSCORE" if form == "zset" else b"SISMEMBER", before + place, text))
+    answers = client.ask_all(asked, [slot for slot, _, _ in rows])
+    if form == "text":
+        return [answer == text for answer, text in zip(answers, texts, strict=True)]
+    return [bool(answer) for answer in answers]  # a score or nil, 1 or 0
 
 
 def _parts(value: Any) -> list[bytes]:  # noqa: ANN401 - a string or a hash

@@ -315,7 +315,8 @@ class RedisSink:
         pattern = self._names.pattern(target.build, version.name)
         for names in self._client.scan(pattern):
             keys = [key for key in (key_of(name, version.name) for name in names) if key]
-            for key, (seq, row) in stored_rows(self._client, stored_table, target, keys).items():
+            found = stored_rows(self._client, stored_table, target, keys, are_seen=True)
+            for key, (seq, row) in found.items():
                 yield key, seq, row
 
     # --- helpers ---

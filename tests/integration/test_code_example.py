@@ -167,7 +167,7 @@ def test_killed_followers_go_on_and_verify_compares_with_the_code(coded: Coded) 
             assert coded.killed(f"{name}:{count}") == -signal.SIGKILL
         coded.follow(*_FOLLOWERS)
         coded.expect_equal()
-    with coded.following("lake", "answers"):
+    with coded.following(*_FOLLOWERS):
         code, output = coded.job("verify", "--json", "--timeout", "120")
         found = {each["view"]: each["missing"] + each["extra"] for each in json.loads(output)}
     names = ["post_tags", "sessions", "tag_counts", "names"]
