@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from lockstep.jobs.documents.rows import NodeRows
+    from lockstep.sinks.delta.stored_files import StoredFiles
     from lockstep.sinks.documents import Node, Term, Terms
 
 # A query's text grows with the values in it; for more values than this it has only the smallest and
@@ -46,9 +47,10 @@ class MirrorTables:
 
     def __init__(
         self, places: Mapping[str, MirrorVersion], rows: Mapping[Node, NodeRows],
-        storage: Mapping[str, str] | None = None,
+        storage: Mapping[str, str] | None = None, files: StoredFiles | None = None,
     ) -> None:  # fmt: skip
-        self._places, self._rows = places, rows
+        """`files` keeps what is read of rows that changed, from one cut to the next."""
+        self._places, self._rows, self._files = places, rows, files
         self._storage = dict(storage or {})
         self._opened: dict[str, DeltaTable] = {}
 
@@ -101,7 +103,9 @@ class MirrorTables:
         assert after is not None
         reader = self._rows[node].traced
         columns = (*reader.columns, delta_layout.CURRENT, delta_layout.DELETED)
-        found = delta_difference.between(before, after, columns)
+        if self._files is not None:
+            self._files.follow(after)
+        found = delta_difference.between(before, after, columns, self._files)
         if found is None:
             return None
         old, new = (live_rows(side) for side in found)

@@ -23,6 +23,7 @@ from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
 from lockstep.sinks.delta import frontier_rows as delta_frontiers
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class MirrorCuts:
         self._documents, self._mirror = follower.documents, follower.mirror
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
+        self._files = StoredFiles()
         self._found: tuple[Applied, Mapping[str, Version]] | None = None
         self._nothing: _Nothing | None = None
 
@@ -199,7 +201,7 @@ class MirrorCuts:
         return self._found[1]
 
     def _tables(self, row: delta_frontiers.FrontierRow, kind: DocumentKind) -> DocumentTables:
-        return MirrorTables(self._places(row, kind), kind.rows, self._storage)
+        return MirrorTables(self._places(row, kind), kind.rows, self._storage, self._files)
 
     def _places(
         self, row: delta_frontiers.FrontierRow, kind: DocumentKind

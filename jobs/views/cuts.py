@@ -31,7 +31,6 @@ from lockstep.jobs.views.quotients import NO_DIGITS
 from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import layout
-from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +59,7 @@ class ViewCuts(MirrorCuts):
     ) -> None:
         super().__init__(config, name, versions)
         self._views, self._session = config.followers[name].views, session
-        self._answers, self._costs, self._files = Answers(), Costs(), StoredFiles()
+        self._answers, self._costs = Answers(), Costs()
         # Planning takes as long as computing a small view.
         self._planned: tuple[Mapping[str, Version], list[ViewPlan]] | None = None
         self.decisions: list[Decision] = []  # of the last cut
