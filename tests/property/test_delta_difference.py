@@ -77,6 +77,7 @@ class Mirror:
     def __init__(self, path: Path, chance: Random, applier: str, *, soft: bool) -> None:
         self.path, self.chance = layout.path(str(path), "shop", USERS.topic), chance
         self.version, self.seq = USERS, 0
+        self.files = StoredFiles()  # of one reader, whichever versions it compares
         self.sink = DeltaSink(Settings("t", "lake", "shop", str(path), applier=applier, soft=soft))
         self.sink.open()
         self.change()
@@ -121,7 +122,8 @@ class Mirror:
 
     def at(self, version: int) -> MirrorTables:
         place = MirrorVersion(self.path, version)
-        return MirrorTables({_NODE.table: place}, {_NODE: NodeRows(_NODE, self.version)})
+        rows = {_NODE: NodeRows(_NODE, self.version)}
+        return MirrorTables({_NODE.table: place}, rows, files=self.files)
 
 
 def _shown(rows: Iterable[Row]) -> list[tuple[bytes, Term]]:

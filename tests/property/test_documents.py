@@ -27,6 +27,7 @@ from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
 from lockstep.jobs.documents.rows import NodeRows
 from lockstep.sinks.contract import Applied, Column, Version
 from lockstep.sinks.delta.layout import EXACT, SEQ
+from lockstep.sinks.delta.stored_files import StoredFiles
 from lockstep.sinks.documents import Node, Row, Terms
 
 Table = dict[tuple[Any, ...], tuple[int, dict[str, Any]]]  # seq and row by key
@@ -180,13 +181,14 @@ class Deltas:
     path: Path
     places: dict[str, MirrorVersion] = field(default_factory=dict)
     last: World = field(default_factory=dict)
+    files: StoredFiles = field(default_factory=StoredFiles)
 
     def at(self, world: World, rows: dict[Node, NodeRows]) -> MirrorTables:
         for name, table in world.items():
             if table != self.last.get(name):
                 self._write(name, table)
         self.last = {name: dict(table) for name, table in world.items()}
-        return MirrorTables(dict(self.places), rows)
+        return MirrorTables(dict(self.places), rows, files=self.files)
 
     def _write(self, name: str, table: Table) -> None:
         path = str(self.path / name)
