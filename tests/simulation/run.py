@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -27,8 +28,8 @@ from tests.simulation.world import World
 _SHARED: Final = 8
 # Mostly short histories, where little hides an error, and some that write partitions often.
 _TRANSACTIONS: Final = (4, 6, 6, 20)
-_MAX_EVENTS: Final = (1, 2, 5)
-_LINGER_MS: Final = (0, 0, 20)
+# How long changes linger, whether batches are written directly, and their most events.
+_SETTINGS: Final = tuple(product((0, 0, 20), ("off", "on", "auto"), (1, 2, 5)))
 
 
 class BrokenError(AssertionError):
@@ -85,10 +86,8 @@ def _history(number: int) -> History:
 
 def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -> int:
     """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
-    direct = ("off", "on", "auto")[seed // len(_MAX_EVENTS) % 3]
-    linger_ms = _LINGER_MS[seed // 9 % len(_LINGER_MS)]
-    settings = config(_MAX_EVENTS[seed % len(_MAX_EVENTS)], direct, linger_ms)
-    world = World(settings, happened, seed)
+    linger_ms, direct, max_events = _SETTINGS[seed % len(_SETTINGS)]
+    world = World(config(max_events, direct, linger_ms), happened, seed)
     oracle = Oracle(happened, world.broker, world.slot, PREFIX, due=world.due)
     try:
         world.run()
