@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 
-from cdc.errors import CDCError
+from cdc.errors import CDCError, Policy
 from cdc.log import reader
 from cdc.operate import start_checks
 from cdc.operate.findings import Cause, Level
@@ -302,8 +302,8 @@ def _expect_start(config: Config, slot: Slot, known: Resume) -> Resume:
     resume = reader.read_resume(config) or known
     try:
         start_checks.verify_start(config, slot, resume)
-    except CDCError:
-        newest = reader.read_last_resume(config)
+    except CDCError as error:
+        newest = reader.read_last_resume(config) if error.policy is Policy.HALT else None
         if newest is None or newest == resume:
             raise
         start_checks.verify_start(config, slot, newest)
