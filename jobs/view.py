@@ -205,7 +205,7 @@ def _verified(
                 continue
             if view.is_of_mirrors:
                 lsn = token.take(connection).lsn
-                yield _recomputed(config, follower, view, of_view, lsn, deadline)
+                yield _recomputed(config, follower, of_view, lsn, deadline)
                 continue
             asked = of_view.question()
             for _ in range(_TRIES):
@@ -239,27 +239,23 @@ def _sink(config: Config, follower: str) -> AbstractContextManager[Any]:
 
 
 def _recomputed(
-    config: Config,
-    follower: str,
-    view: ViewPlan,
-    of_view: StoredView,
-    lsn: LSN,
-    deadline: float,
+    config: Config, follower: str, of_view: StoredView, lsn: LSN, deadline: float
 ) -> dict[str, Any]:
     """Compare a view that Postgres can't answer with one computed of the complete mirrors."""
     from lockstep.jobs.spark.session import with_jars, work_session  # noqa: PLC0415 - not for --help
     from lockstep.jobs.views.cuts import ViewCuts  # noqa: PLC0415 - as above
     from lockstep.jobs.views.verifying import differing  # noqa: PLC0415 - as above
 
-    title = f"lockstep verify of view {view.name}"
+    name = of_view.view.name
+    title = f"lockstep verify of view {name}"
     cuts = ViewCuts(
         config, follower, lambda: work_session(with_jars(title), title, threading.Event())
     )
     with _sink(config, follower) as sink:
         applied = _await(sink, follower, lsn, deadline)
-        wanted = of_view.shown(cuts.every_row(view.name, applied))
+        wanted = of_view.shown(cuts.every_row(name, applied))
         found = differing(wanted, of_view.rows(sink))
-    return {"view": view.name, "follower": follower, "lsn": str(applied.lsn), **found._asdict()}
+    return {"view": name, "follower": follower, "lsn": str(applied.lsn), **found._asdict()}
 
 
 def _await(sink: Any, follower: str, lsn: LSN, deadline: float) -> Applied:  # noqa: ANN401 - a sink

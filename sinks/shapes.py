@@ -237,12 +237,12 @@ class Shaper:
             raise _refused(version, "has members that would go away one by one: `ttl_seconds`")
         self._key, self.place, self.anchor = placer.template, placer.place, placer.anchor
         known = {column.name for column in version.columns}
-        self._fields = shape.fields or tuple(column.name for column in version.columns)
+        self.fields = shape.fields or tuple(column.name for column in version.columns)
         # The columns of the templates, and those of the row that the shape shows.
         templates = (each for each in (self._key, self._value, self._member) if each)
         named = {name for template in templates for name in template.columns}
         self._templated = sorted(named | ({shape.score} if shape.score else set()))
-        shown = self._fields if shape.form in {"fields", "hash"} else ()
+        shown = self.fields if shape.form in {"fields", "hash"} else ()
         self._columns = Columns((*self._templated, *shown))
         for name in self._columns.names:
             if name not in known:
@@ -301,9 +301,9 @@ class Shaper:
         if form == "row":
             return (row,)
         if form == "fields":
-            return (object_of({name: values[name] for name in self._fields}),)
+            return (object_of({name: values[name] for name in self.fields}),)
         if form == "hash":
-            texts = ((name, text_of(values[name])) for name in self._fields)
+            texts = ((name, text_of(values[name])) for name in self.fields)
             return tuple(
                 part for n, text in texts if text is not None for part in (n.encode(), text)
             )
@@ -348,7 +348,7 @@ class Shaper:
                 return parts[0]
             values |= values_of(parts[0])
         elif form == "hash":
-            shown = dict.fromkeys(self._fields, b"null")
+            shown = dict.fromkeys(self.fields, b"null")
             names = (part.decode() for part in parts[::2])
             texts = (msgspec.json.encode(part.decode()) for part in parts[1::2])
             values = shown | dict(zip(names, texts, strict=True)) | values

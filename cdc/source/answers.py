@@ -22,11 +22,15 @@ _PATH: Final = b"SET LOCAL search_path = public, pg_catalog"
 
 
 class Question(NamedTuple):
-    """A query, and the queries that it names, in order; `columns`: its columns' types."""
+    """A query, and the queries that it names, in order; `columns`: its columns' types.
+
+    `where` is a condition for its rows, in SQL; empty for all of them.
+    """
 
     text: str
     named: Mapping[str, str]
     columns: Mapping[str, str]
+    where: str = ""
 
 
 class Differing(NamedTuple):
@@ -72,7 +76,10 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 def _with(question: Question) -> sql.Composable:
     # A query's own text; `%` would be a parameter.
-    parts = [*question.named.items(), ("v", question.text.rstrip().rstrip(";"))]
+    text = question.text.rstrip().rstrip(";")
+    if question.where:
+        text = f"SELECT * FROM ({text}\n) AS every WHERE {question.where}"  # noqa: S608 - its own
+    parts = [*question.named.items(), ("v", text)]
     return sql.SQL("WITH {}").format(
         sql.SQL(", ").join(
             sql.SQL("{} AS ({})").format(sql.Identifier(name), sql.SQL(text.replace("%", "%%")))

@@ -20,6 +20,7 @@ from pyarrow import types
 
 from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.lake import quoted
 from lockstep.sinks.documents import Row
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class MirrorTables:
         assert before is not None
         assert after is not None
         same = " AND ".join(
-            f"(n.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)})"
+            f"(n.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)})"
             for name in (*node.key, delta_layout.SEQ)
         )
         reader = self._rows[node].traced
@@ -167,7 +168,7 @@ def _selected(reader: NodeRows, table: DeltaTable, name: str) -> str:
     """Return the selected columns; a column that this version of the table lacks is NULL."""
     there = {field.name for field in table.schema().fields}
     return ", ".join(
-        f"{name}.{_quoted(each)}" if each in there else f"NULL AS {_quoted(each)}"
+        f"{name}.{quoted(each)}" if each in there else f"NULL AS {quoted(each)}"
         for each in reader.columns
     )
 
@@ -239,7 +240,7 @@ def among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
     literals = [_literal(kind, term) for term in wanted]
     if None in literals or not literals:
         return ""
-    name = _quoted(column)
+    name = quoted(column)
     if len(literals) <= _NAMED_AT_MOST:
         return f"{name} IN ({', '.join(map(str, literals))})"
     plain: list[Any] = list(wanted)
@@ -264,7 +265,3 @@ def _literal(kind: pa.DataType, term: Term) -> str | None:
             return f"DATE '{term}'"
         case _:
             return None
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -16,6 +16,7 @@ import msgspec
 from cdc.source.answers import Differing, Question
 from lockstep.jobs.views.parsing import named_views
 from lockstep.sinks.contract import Change
+from lockstep.sinks.delta.lake import quoted
 from lockstep.sinks.shapes import Shaper
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class StoredView:
     """A view as the store of one follower shows it: in a shape of Redis, or all rows."""
 
     def __init__(self, config: Config, view: ViewPlan, shape: Shape | None) -> None:
-        self._config, self._view = config, view
+        self._config, self.view = config, view
         self._shaper = Shaper(shape, view.version, "") if shape else None
         self._columns = self._shaper.shown if self._shaper else tuple(view.columns)
         # Why its rows can't be compared; empty if they can.
@@ -46,31 +47,29 @@ class StoredView:
     def question(self) -> Question:
         """Return what to ask Postgres for the rows that the store shows."""
         sqls = {name: each.sql for name, each in self._config.views.items()}
-        named = {name: sqls[name] for name in named_views(self._view.name, sqls)}
-        types = {name: self._view.columns[name].name for name in self._columns}
-        sql = sqls[self._view.name]
-        if self._shaper is not None and (test := self._has_place(self._shaper)):
-            sql = f"SELECT * FROM ({sql.rstrip().rstrip(';')}\n) AS every WHERE {test}"  # noqa: S608 - quoted
-        return Question(sql, named, types)
+        named = {name: sqls[name] for name in named_views(self.view.name, sqls)}
+        types = {name: self.view.columns[name].name for name in self._columns}
+        where = self._has_place(self._shaper) if self._shaper else ""
+        return Question(sqls[self.view.name], named, types, where)
 
     def _has_place(self, shaper: Shaper) -> str:
         """Return the condition for rows that the shape shows; empty for all."""
-        shape, kinds = shaper.shape, self._view.columns
-        tests = [f"{_quoted(name)} IS NOT NULL" for name in shaper.needed]
-        if shape.score is not None and kinds[shape.score].name in _FLOATING:
-            tests.append(f"{_quoted(shape.score)} <> 'NaN'")
-        if shape.form == "hash":  # one without fields does not exist
-            fields = shape.fields or tuple(kinds)
-            tests.append(f"({' OR '.join(f'{_quoted(name)} IS NOT NULL' for name in fields)})")
+        tests = [f"{quoted(name)} IS NOT NULL" for name in shaper.needed]
+        score = shaper.shape.score
+        if score is not None and self.view.columns[score].name in _FLOATING:
+            tests.append(f"{quoted(score)} <> 'NaN'")
+        if shaper.shape.form == "hash":  # one without fields does not exist
+            some = (f"{quoted(name)} IS NOT NULL" for name in shaper.fields)
+            tests.append(f"({' OR '.join(some)})")
         return " AND ".join(tests)
 
     def rows(self, sink: Listable) -> Iterator[bytes]:
         """Yield the stored rows that readers see, as JSON objects."""
-        return (row for _, _, row in sink.contents(self._view.version) if row)
+        return (row for _, _, row in sink.contents(self.view.version) if row)
 
     def as_text(self, rows: Iterable[bytes]) -> bytes:
         """Return rows as a JSON array that Postgres reads."""
-        kinds = {name: self._view.columns[name] for name in self._columns}
+        kinds = {name: self.view.columns[name] for name in self._columns}
         found = [
             {name: _text(row[name], kind) for name, kind in kinds.items()}
             for row in map(msgspec.json.decode, rows)
@@ -84,8 +83,8 @@ class StoredView:
             return
         for row in rows:
             values = msgspec.json.decode(row)
-            key = msgspec.json.encode({name: values[name] for name in self._view.key})
-            shaped = self._shaper.shaped(Change(key, 0, row, self._view.version.schema_id, 0, 0))
+            key = msgspec.json.encode({name: values[name] for name in self.view.key})
+            shaped = self._shaper.shaped(Change(key, 0, row, self.view.version.schema_id, 0, 0))
             if shaped is not None and shaped.value:
                 yield self._shaper.row(shaped.value, shaped.kept)
 
@@ -97,10 +96,6 @@ def differing(wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
         for rows in (wanted, stored)
     )
     return Differing((one - other).total(), (other - one).total())
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _text(value: Any, kind: Type) -> Any:  # noqa: ANN401 - of any type

@@ -213,7 +213,7 @@ def read(table: DeltaTable, columns: Sequence[str], where: str = "") -> pa.Table
 
 
 def quoted(name: str) -> str:
-    """Return a column's name quoted for delta-rs' SQL."""
+    """Return a column's name quoted for SQL, that of delta-rs and of Postgres."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -43,17 +43,15 @@ def stored_rows(
         return {key: (int(v[:16], 16), row or b"") for key, v, row in found if _is_there(v)}
     stored = client.ask_all([(b"HMGET", name, b"seq", b"place", b"kept") for name in at], slots)
     there = [n for n, (_, place, _) in enumerate(stored) if place is not None]
-    values = _values(client, stored_table, target, [(slots[n], *stored[n][:2]) for n in there])
+    at_places = [(slots[n], *stored[n]) for n in there]
+    values = _values(client, stored_table, target, at_places, are_seen=are_seen)
     rows = {
         key: (int(version[:16], 16), b"")
         for key, (version, _, _) in zip(keys, stored, strict=True)
         if _is_there(version)
     }
-    shown = [True] * len(there)
-    if are_seen and (stored_table.layout.moves == "claims" or stored_table.layout.form == "text"):
-        shown = _seen(client, stored_table, target, [(slots[n], *stored[n][1:]) for n in there])
-    for n, value, is_shown in zip(there, values, shown, strict=True):
-        if value is not None and is_shown:
+    for n, value in zip(there, values, strict=True):
+        if value is not None:
             rows[keys[n]] = (rows[keys[n]][0], stored_table.shaper.row(value, stored[n][2]))
     return rows
 
@@ -82,22 +80,25 @@ def _values(
     client: Client,
     stored_table: StoredTable,
     target: TargetBuild,
-    places: Sequence[tuple[int, bytes, bytes]],
+    places: Sequence[tuple[int, bytes, bytes, bytes]],
+    *,
+    are_seen: bool,
 ) -> list[list[bytes] | None]:
     """Return the parts of the values at places; None if the row is no longer there."""
     names, layout = stored_table.names, stored_table.layout
     if layout.moves == "claims" or layout.form == "text":
-        return [[] for _ in places]  # the kept columns suffice
+        # The kept columns suffice.
+        return _seen(client, stored_table, target, places) if are_seen else [[] for _ in places]
     read = b"HGETALL" if layout.form == "hash" else b"GET"
     asked, slots = [], []
-    for slot, _, place in places:
+    for slot, _, place, _ in places:
         before = b"" if target.seen else names.shadow(target.build, slot)
         asked.append((read, before + place))
         asked.append((b"GET", names.holders(target.build, stored_table.version.name, slot) + place))
         slots += [slot, slot]
     answers = client.ask_all(asked, slots)
     found: list[list[bytes] | None] = []
-    for (_, version, _), value, holder in zip(places, answers[::2], answers[1::2], strict=True):
+    for (_, version, _, _), value, holder in zip(places, answers[::2], answers[1::2], strict=True):
         missing = not value or (layout.moves and holder != version)
         found.append(None if missing else _parts(value))
     return found
@@ -107,11 +108,11 @@ def _seen(
     client: Client,
     stored_table: StoredTable,
     target: TargetBuild,
-    rows: Sequence[tuple[int, bytes, bytes]],
-) -> list[bool]:
-    """Return whether readers see each row's text, or its member, at its place."""
+    places: Sequence[tuple[int, bytes, bytes, bytes]],
+) -> list[list[bytes] | None]:
+    """Return nothing of each row whose text, or member, readers see at its place; None if not."""
     form, asked, texts = stored_table.layout.form, list[tuple[bytes, ...]](), list[bytes]()
-    for slot, place, kept in rows:
+    for slot, _, place, kept in places:
         before = b"" if target.seen else stored_table.names.shadow(target.build, slot)
         text = stored_table.shaper.filled(kept)
         texts.append(text)
@@ -119,10 +120,12 @@ def _seen(
             asked.append((b"GET", before + place))
         else:
             asked.append((b"ZSCORE" if form == "zset" else b"SISMEMBER", before + place, text))
-    answers = client.ask_all(asked, [slot for slot, _, _ in rows])
+    answers = client.ask_all(asked, [slot for slot, *_ in places])
     if form == "text":
-        return [answer == text for answer, text in zip(answers, texts, strict=True)]
-    return [bool(answer) for answer in answers]  # a score or nil, 1 or 0
+        seen = [answer == text for answer, text in zip(answers, texts, strict=True)]
+    else:
+        seen = [bool(answer) for answer in answers]  # a score or nil, 1 or 0
+    return [[] if each else None for each in seen]
 
 
 def _parts(value: Any) -> list[bytes]:  # noqa: ANN401 - a string or a hash

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import requests
 
 from cdc.errors import Exit
+from tests.fixtures.commands import completed
 from tests.fixtures.followed import Followed
-from tests.fixtures.spark import options
 from tests.fixtures.store_sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import NewPipeline
     from tests.fixtures.store_opensearch import OpenSearchStore
 
-_SECONDS: Final = 300
 _TABLE: Final = (
     "CREATE TABLE people (id int PRIMARY KEY, name text, born date, seen timestamp,"
     " at timestamptz(3), score numeric(8,2), ratio double precision, active bool, note text)"
@@ -98,13 +95,7 @@ def test_a_view_in_any_store_is_compared_with_postgres(
 
 def _verified(config: Path) -> tuple[int, dict[str, tuple[int, int]], str]:
     """Return the exit code of `cdc view verify`, what it found of each follower, and its errors."""
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("cdc")), "view", "verify", "--json", "--timeout=120"],
-        env={"PATH": "/usr/bin:/bin", "LOCKSTEP_CONFIG": str(config), **options()},
-        capture_output=True,
-        timeout=_SECONDS,
-        check=False,
-    )
+    done = completed(config, "view", "verify", "--json", "--timeout=120")
     assert done.stdout, done.stderr.decode()
     found = {each["follower"]: (each["missing"], each["extra"]) for each in json.loads(done.stdout)}
     return done.returncode, found, done.stderr.decode()

@@ -17,7 +17,7 @@ local function plain(count)
       if sub(version, 17) ~= '1' then
         call('DEL', value)
         call('SET', companion, version)
-        keep(companion, version, stored[at])
+        keep(companion, version)
       elseif ttl == '' then
         pairs[length + 1], pairs[length + 2] = value, ARGV[a + 2]
         pairs[length + 3], pairs[length + 4] = companion, version
