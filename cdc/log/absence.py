@@ -23,7 +23,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from cdc.errors import CDCError, UnavailableError
 from cdc.log import topics
-from cdc.log.client import translated
+from cdc.log.client import LEADER_SECONDS, NO_LEADER, translated
 from cdc.log.partitions import Partition, Range
 
 if TYPE_CHECKING:
@@ -86,12 +86,17 @@ def wait_for_markers(config: Config, topic: str) -> None:
     """
     only, deadline = (topic, 0), time.monotonic() + _TIMEOUT_SECONDS
     every = IsolationLevel.READ_UNCOMMITTED
-    try:
-        end = max(spans(config, [only], every)[only].end for _ in range(2))
-    except CDCError as error:
-        if means_unknown(error) and absent(config, [topic]):
-            return
-        raise
+    while True:
+        try:
+            end = max(spans(config, [only], every)[only].end for _ in range(2))
+        except CDCError as error:
+            if not means_unknown(error) or time.monotonic() > deadline:
+                raise
+            if absent(config, [topic]):
+                return
+            pause(_OPEN_SECONDS)
+        else:
+            break
     while spans(config, [only])[only].end < end:
         if time.monotonic() > deadline:
             raise UnavailableError(
@@ -148,29 +153,53 @@ def spans(
     return {each: Range(lows[each], end) for each, end in found.items()}
 
 
-def ends(client: topics.Admin, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """Return the ends of partitions for readers of committed records, by one answer.
+def ends(
+    client: topics.Admin,
+    partitions: Iterable[Partition],
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    seconds: float = _TIMEOUT_SECONDS,
+) -> dict[Partition, int]:
+    """Return the ends of partitions as a reader with `isolation` sees them, by one answer.
 
     It may be outdated.
     """
     parts = [TopicPartition(*each) for each in partitions]
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    return _offsets(client, parts, latest, IsolationLevel.READ_COMMITTED)
+    return _offsets(client, parts, latest, isolation, seconds)
 
 
 def _offsets(
-    client: topics.Admin, parts: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel
+    client: topics.Admin,
+    parts: list[TopicPartition],
+    which: OffsetSpec,
+    isolation: IsolationLevel,
+    seconds: float = _TIMEOUT_SECONDS,
 ) -> dict[Partition, int]:
-    if not parts:
-        return {}
-    asked = client.list_offsets(
-        dict.fromkeys(parts, which), isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS
-    )
-    found = {}
-    for part, future in asked.items():
-        topic, number = str(part.topic), int(part.partition)
-        with translated(f"looking up the offsets of {topic} [{number}]"):
-            found[topic, number] = int(future.result().offset)
+    """Return each partition's offset; wait while it has no leader, up to `seconds`.
+
+    A broker shows a topic that was just created before it answers as its leader.
+    """
+    found = dict[Partition, int]()
+    deadline = time.monotonic() + seconds
+    left = parts
+    while left:
+        asked = client.list_offsets(
+            dict.fromkeys(left, which),
+            isolation_level=isolation,
+            request_timeout=max(LEADER_SECONDS, deadline - time.monotonic()),
+        )
+        left = []
+        for part, future in asked.items():
+            topic, number = str(part.topic), int(part.partition)
+            with translated(f"looking up the offsets of {topic} [{number}]"):
+                try:
+                    found[topic, number] = int(future.result().offset)
+                except KafkaException as error:
+                    if error.args[0].code() not in NO_LEADER or time.monotonic() > deadline:
+                        raise
+                    left.append(part)
+        if left:
+            pause(LEADER_SECONDS)
     return found
 
 

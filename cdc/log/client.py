@@ -72,11 +72,11 @@ NOT_THERE: Final = {
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
 }
 # Temporary: until the partition has another leader and we know it.
-_NO_LEADER: Final = {
+NO_LEADER: Final = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
 }
-_LEADER_SECONDS: Final = 0.1
+LEADER_SECONDS: Final = 0.1
 _KEYS: Final = (
     "see security.protocol, sasl.mechanism, sasl.username and sasl.password under log.kafka"
 )
@@ -169,9 +169,9 @@ def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[
             code = error.args[0].code()
             if code == KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001
                 _expect_seen(client, str(part.topic), left)
-            if code not in _NO_LEADER or time.monotonic() > deadline:
+            if code not in NO_LEADER or time.monotonic() > deadline:
                 raise
-            time.sleep(_LEADER_SECONDS)
+            time.sleep(LEADER_SECONDS)
         else:
             return found
 

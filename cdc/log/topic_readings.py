@@ -7,14 +7,11 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
-# The package imports it without declaring it as an export.
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import IsolationLevel, KafkaError
 
 from cdc.errors import CDCError
 from cdc.log import absence, topics
-from cdc.log.client import translate
+from cdc.log.client import translate, translated
 from cdc.log.consumer import BEGINNING, LogConsumer
 
 if TYPE_CHECKING:
@@ -68,22 +65,19 @@ class TopicReadings(ABC):
 
         With a separate client: a consumer's connection answers nothing else while a fetch waits.
         """
-        only = TopicPartition(self._topic, 0)
+        only, every = (self._topic, 0), IsolationLevel.READ_UNCOMMITTED
         try:
             if self._admin is None:  # a client is false while it has no events to serve
-                self._admin = topics.connected(self._config, seconds)
-            asked = self._admin.list_offsets(
-                {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-                request_timeout=seconds,
-            )
-            return int(asked[only].result().offset)
-        except KafkaException as error:
+                with translated(f"looking up the end of {self._topic}"):
+                    self._admin = topics.connected(self._config, seconds)
+            return absence.ends(self._admin, [only], every, seconds)[only]
+        except CDCError as error:
             # A client may keep asking with the leader epoch from before a broker's restart.
             self._admin = None
             unknown = absence.means_unknown(error)
             if unknown and absence.absent(self._config, [self._topic]):
                 return 0
-            raise translate(error.args[0], f"looking up the end of {self._topic}") from error
+            raise
 
     def wait(self, seconds: float) -> bool:
         """Read what arrives next, within `seconds`; return whether there was anything."""

@@ -27,7 +27,7 @@ from cdc.snapshot.initial import due, topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.guarded import GuardedBroker
-from tests.fixtures.lying import Liar
+from tests.fixtures.lying import Liar, NotLeader
 
 _TABLE = "CREATE TABLE users (id int PRIMARY KEY, n int)"
 _ROWS = "INSERT INTO users SELECT i, 0 FROM generate_series(1, 500) i"
@@ -101,6 +101,24 @@ def test_a_topic_that_is_not_there_is_proven_to_be_absent(
     known = names.schema_topic(line.config.prefix)
     through(line, guarded_broker, known, 2)
     assert absence.absent(line.config, [known, f"{known}.not"]) == {f"{known}.not"}
+
+
+def test_a_partition_that_has_no_leader_for_a_moment_is_waited_for(
+    guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
+) -> None:
+    """A broker shows a topic before it answers as the leader of its partitions."""
+    line = guarded_line
+    line.database.execute(_TABLE)
+    line.set_up()
+    known = (names.resume_topic(line.config.prefix), 0)
+    expected = absence.spans(line.config, [known])
+    through(line, guarded_broker, known[0], 0)
+    liar = guarded_broker.proxy.answer = NotLeader(known[0], 3)
+    assert absence.spans(line.config, [known]) == expected
+    assert not liar.left
+    liar.left = 1_000
+    with pytest.raises(UnavailableError, match="NOT_LEADER"):
+        absence.ends(topics.connected(line.config, 5), [known], seconds=1)
 
 
 def test_setup_does_not_write_over_what_another_process_wrote_meanwhile(
