@@ -391,6 +391,34 @@ class WrittenByTasks(Protocol):
         ...
 
 
+class Loader(Protocol):
+    """Loads rows of a table from executors. Pickles."""
+
+    def write(self, changes: Changes) -> int:
+        """Load rows; return how many. A row that is loaded again stays as it is."""
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+@runtime_checkable
+class LoadedByTasks(Protocol):
+    """A sink for which executors can load all rows of a table: next to it, for a cut to take."""
+
+    def loader(self, version: Version) -> Any | None:  # noqa: ANN401 - the store's own `Loader`
+        """Return what tasks load rows with; None if they must be passed to `write` instead."""
+        ...
+
+    def take(self, loader: Any, seq: int) -> int:  # noqa: ANN401 - the store's own
+        """Add what is loaded, rows of this seq, to the cut; return how many were new to the store.
+
+        Raises OvertakenError if another copy has built the table.
+        """
+        ...
+
+
 @runtime_checkable
 class Mountable(Protocol):
     """A sink whose store may be temporarily absent, for example a volume that is not mounted.

@@ -2,7 +2,8 @@
 
 Each task has the rows of some keys. In Delta it writes them to files of its own, as they are, and
 returns their actions: the driver commits these with the cut, and until then nothing of them is
-visible. To another store that many processes may write to it writes them as changes. The driver
+visible. To another store that many processes may write to it writes them as changes; of a store
+that one transaction writes to, it loads them next to the table, and the cut takes them. The driver
 gets no rows, except those of a task that has few: a view of few rows is remembered.
 
 A task that is repeated writes its files again under other names; no commit names the former ones.
@@ -22,7 +23,7 @@ from lockstep.jobs.spark.map_in_arrow import in_arrow, packed, unpacked
 from lockstep.jobs.views import results
 from lockstep.jobs.views.answers import MOST_ROWS, Gathered
 from lockstep.jobs.views.computing import Built
-from lockstep.sinks.contract import Changes, WrittenByTasks
+from lockstep.sinks.contract import Changes, LoadedByTasks, WrittenByTasks
 from lockstep.sinks.delta import buckets
 from lockstep.sinks.delta.rows import arranged
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from lockstep.jobs.views.plans import ViewPlan
-    from lockstep.sinks.contract import Applied, Sink
+    from lockstep.sinks.contract import Applied, Loader, Sink
     from lockstep.sinks.delta.buckets import Target
 
 # The rows that a task returns to the driver, if it has no more, as Arrow.
@@ -56,11 +57,12 @@ class ViewBuilder:
     ) -> Built | None:
         """Write the rows; return None if they must be passed to the sink's `write`."""
         target = self._target(view, at, truncated)
-        if target is None and not self._sink.parallel:
+        loader = self._loader(view) if target is None else None
+        if target is None and loader is None:
             return None
-        if target is None and truncated is not None:
+        if loader is self._sink and truncated is not None:
             self.new += self._sink.write(Changes((view.version,), [], truncated))
-        task = _Task(view, tuple(rows.columns), at, target, None if target else self._sink)
+        task = _Task(view, tuple(rows.columns), at, target, loader)
         # A name with a point would be a field's.
         numbered = rows.toDF(*(str(place) for place in range(len(rows.columns))))
         found = in_arrow(numbered, partial(_written, task), _RESULTS).collect()
@@ -70,9 +72,23 @@ class ViewBuilder:
             assert isinstance(self._sink, WrittenByTasks), "it has given the target"
             actions = [json.loads(bytes(row.action)) for row in found if row.action is not None]
             self._sink.stage(target, actions)
-        self.new += sum(row.new or 0 for row in found)
+        if isinstance(self._sink, LoadedByTasks) and loader is not None:
+            if truncated is not None:
+                self._sink.write(Changes((view.version,), [], truncated))
+            self.new += self._sink.take(loader, at.seq)
+        else:
+            self.new += sum(row.new or 0 for row in found)
         failpoints.reach("view_built")
         return Built(_few([bytes(row.few) for row in found if row.few is not None]))
+
+    def _loader(self, view: ViewPlan) -> Loader | None:
+        """Return what tasks pass changes to: the sink itself, or its loader; None if neither."""
+        if self._sink.parallel:
+            return self._sink
+        found: Loader | None = None
+        if isinstance(self._sink, LoadedByTasks):
+            found = self._sink.loader(view.version)
+        return found
 
     def _target(self, view: ViewPlan, at: Applied, truncated: int | None) -> Target | None:
         """Return what tasks need to write files of a Delta table that then has no other rows."""
@@ -102,7 +118,7 @@ class _Task(NamedTuple):
     columns: tuple[str, ...]
     at: Applied
     target: Target | None
-    sink: Sink | None
+    loader: Loader | None
 
 
 class _WrongKeyError(Exception):
@@ -142,14 +158,14 @@ def _checked(task: _Task, batches: Iterator[pa.RecordBatch], few: Gathered) -> I
 
 
 def _passed(task: _Task, parts: Iterable[pa.Table]) -> int:
-    """Pass rows to a sink; return how many were new to the store."""
-    assert task.sink is not None, "there is no target"
+    """Pass rows to the loader; return how many were new to the store."""
+    assert task.loader is not None, "there is no target"
     view, new = task.view, 0
-    with closing(task.sink) as sink:
+    with closing(task.loader) as loader:
         for rows in parts:
             found = results.encoded(view, results.typed(view, rows))
             made = [results.change(view, task.at, key, row) for key, row in found]
-            new += sink.write(Changes((view.version,), made))
+            new += loader.write(Changes((view.version,), made))
     return new
 
 

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from cdc.errors import ConfigError, InvariantError, StoreLostError
 from lockstep.sinks.contract import Applied, StoreState, expect_alone, expect_key
 from lockstep.sinks.sql.database import Database, translated
+from lockstep.sinks.sql.loading import TableLoader
 from lockstep.sinks.sql.tables import Tables, decode_tables
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class SqlSink:
     parallel = False
 
     def __init__(self, settings: SqlSettings) -> None:
+        self._url = settings.url
         self._database = Database(settings.url)
         if settings.schema and not self._database.is_postgres:
             raise ConfigError("SQLite has no schemas", hint="leave out `sql.schema`")
@@ -133,14 +135,33 @@ class SqlSink:
             key = next(v.key for v in changes.versions if v.schema_id == of)
             stored = self._tables.key_of_rows(cut, changes.version)
             expect_key(changes._replace(truncated=None), stored, self._floor)
-            # Postgres may refuse to change a table after the first rows of the transaction.
-            known = [each for each in self._versions if each.name == changes.version.name]
-            known = [each for each in known if each not in changes.versions]
-            self._tables.adapt(cut, [*known, *changes.versions], key)
+            self._adapt(cut, changes.versions, key)
             for version in changes.versions:
                 mine = [each for each in new if each.schema_id == version.schema_id]
                 self._tables.write(cut, version, mine)
             return len(new)
+
+    def loader(self, version: Version) -> TableLoader | None:
+        if not self._database.is_postgres:
+            return None
+        return TableLoader(self._url, self._schema, self._follower, version)
+
+    def take(self, loader: TableLoader, seq: int) -> int:
+        cut, version = self._started_cut(), loader.version
+        if seq <= self._floor:
+            return 0
+        with translated():
+            self._adapt(cut, (version,), version.key)
+            return loader.move(cut, self._tables)
+
+    def _adapt(self, cut: sa.Connection, versions: Sequence[Version], key: tuple[str, ...]) -> None:
+        """Give a table the columns of these versions, and of all that the cut has of it.
+
+        Postgres may refuse to change a table after the first rows of the transaction.
+        """
+        known = [each for each in self._versions if each.name == versions[-1].name]
+        known = [each for each in known if each not in versions]
+        self._tables.adapt(cut, [*known, *versions], key)
 
     def alter(self, altered: Altered) -> None:
         cut, version = self._started_cut(), altered.version

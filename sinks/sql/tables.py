@@ -50,6 +50,10 @@ class Tables:
         self.known: dict[str, KnownTable] = {}  # by place
         self._values: dict[tuple[str, int], tuple[Version, dict[str, ColumnValues]]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the conversions, which are functions: another process makes its own."""
+        return self.__dict__ | {"_values": {}}
+
     def place(self, version: Version) -> str:
         """Return a table's name for statements."""
         return self._database.quoted(self._schema_of(version), version.table)
@@ -236,24 +240,47 @@ class Tables:
         unchanged: tuple[str, ...],
         changes: Sequence[Change],
     ) -> None:
-        """Write rows; a column that the version lacks becomes NULL."""
-        quoted, place, values = self._database.quoted, self.place(version), self._of(version)
+        values = self._of(version)
         written = [name for name in values if name not in unchanged]
-        lost = [name for name in self.known[place].columns if name not in values]
-        columns = [*map(quoted, (*written, *lost)), SEQ]
-        marks = [*(self._bound(types[name]) for name in written), *["NULL"] * len(lost)]
+        marks = [*(self._bound(types[name]) for name in written), self._database.mark]
         rows = []
         for change in changes:
             row = DECODE(change.row or b"{}")
             rows.append((*(values[name].stored(row.get(name)) for name in written), change.seq))
-        cut.exec_driver_sql(
-            f"INSERT INTO {place} AS t ({', '.join(columns)})"  # noqa: S608 - quoted names
-            f" VALUES ({', '.join([*marks, self._database.mark])})"
-            f" ON CONFLICT ({', '.join(map(quoted, version.key))}) DO UPDATE SET"
-            f" {', '.join(f'{each} = excluded.{each}' for each in columns)}"
-            f" WHERE t.{SEQ} < excluded.{SEQ}",
-            rows,
+        cut.exec_driver_sql(self._insert(version, written, f"VALUES ({', '.join(marks)})"), rows)
+
+    def take(self, cut: Connection, version: Version, loaded: str) -> int:
+        """Write the rows of another table of Postgres, its quoted name; return how many are new."""
+        types, names = self._database.columns(cut, self.place(version)), [*self._of(version)]
+        made = [f"CAST({self._database.quoted(name)} AS {types[name]})" for name in names]
+        source = f"SELECT {', '.join([*made, SEQ])} FROM {loaded}"  # noqa: S608 - quoted names
+        return cut.exec_driver_sql(self._insert(version, names, source)).rowcount
+
+    def _insert(self, version: Version, written: Sequence[str], source: str) -> str:
+        """Return the statement that writes rows: `source` has these columns, and the seq.
+
+        A row that is not newer than the stored one has no effect. A column that the version lacks
+        becomes NULL.
+        """
+        quoted, known = self._database.quoted, self.known[self.place(version)]
+        columns = [*map(quoted, written), SEQ]
+        new = [f"{each} = excluded.{each}" for each in columns]
+        new += [f"{quoted(name)} = NULL" for name in known.columns if name not in self._of(version)]
+        return (
+            f"INSERT INTO {self.place(version)} AS t ({', '.join(columns)}) {source}"
+            f" ON CONFLICT ({', '.join(map(quoted, version.key))}) DO UPDATE SET {', '.join(new)}"
+            f" WHERE t.{SEQ} < excluded.{SEQ}"
         )
+
+    def named(self, connection: Connection, like: Version, prefix: str) -> list[str]:
+        """Return the tables of Postgres next to another one whose names start with `prefix`."""
+        query = (
+            "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE relkind = 'r' AND starts_with(relname, %s) AND nspname = %s"
+        )
+        schema = self._schema_of(like)
+        found = connection.exec_driver_sql(query, (prefix, schema)).scalars()
+        return [self._database.quoted(schema, name) for name in found]
 
     def rows(
         self, connection: Connection, version: Version, keys: Sequence[bytes]

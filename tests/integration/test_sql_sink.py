@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import psycopg
 import pytest
 
-from cdc.errors import ConfigError, StoreLostError
+from cdc.errors import ConfigError, OvertakenError, StoreLostError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Sink, Version
 from lockstep.sinks.sql.sink import SqlSettings, SqlSink
@@ -350,3 +351,33 @@ def _execute(store: Store, *statements: str) -> None:
         return
     for each in statements:
         store.query(each)
+
+
+def test_a_load_that_another_copy_overtakes_has_no_effect(postgres_store: PostgresStore) -> None:
+    """Each loads a table of its own, and the first cut drops both; a row loaded twice is one."""
+    url = url_of(postgres_store.database)
+    sinks = [SqlSink(SqlSettings(url, "copy")) for _ in range(2)]
+    for sink in sinks:
+        sink.open()
+    loaders = [sink.loader(USERS) for sink in sinks]
+    for seq, sink, loader in zip((10, 20), sinks, loaders, strict=True):
+        assert loader is not None
+        many = Changes((USERS,), [change(USERS, seq, row(USERS, seq, n), n) for n in range(50)])
+        copied = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
+        assert [copied.write(many), copied.write(many)] == [50, 50]
+        copied.close()
+        sink.begin(seq, [USERS])
+    for sink, loader in zip(sinks, loaders, strict=True):
+        assert loader is not None
+        if sink is sinks[0]:
+            assert sink.take(loader, 10) == 50
+            sink.commit(applied(10))
+            continue
+        with pytest.raises(OvertakenError, match="another copy"):
+            sink.take(loader, 20)
+        with pytest.raises(OvertakenError, match="another copy"):
+            loader.write(Changes((USERS,), [change(USERS, 20, row(USERS, 20, 1), 1)]))
+    stored = postgres_store.rows(USERS.name).values()
+    assert [row["body"] for row in stored] == ["long 10"] * 50
+    for sink in sinks:
+        sink.close()

@@ -28,11 +28,13 @@ from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.opensearch.sink import OpenSearchSink
 from lockstep.sinks.redis.sink import RedisSink
+from lockstep.sinks.sql.sink import SqlSettings, SqlSink
 from tests.fixtures.commands import CommandSession
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed
 from tests.fixtures.servers import Database
 from tests.fixtures.store_opensearch import OpenSearchStore
+from tests.fixtures.store_postgres import url_of
 from tests.fixtures.store_redis import RedisStore
 from tests.fixtures.view_list import VIEWS
 from tests.fixtures.viewed import Shop, Workload
@@ -225,6 +227,51 @@ def test_tasks_write_to_redis_and_replace_what_is_there(
         shop.cut()
         shop.follow(spark, lambda: RedisSink(settings))
         assert shop.differences("v", stored()) == ""
+
+
+def test_tasks_load_rows_for_a_cut_of_postgres(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Readers have the old rows until it takes them; an index of theirs stays, no other table."""
+    shop, seen = Shop(database, tmp_path / "lake", {"v": ORDERS}), list[int]()
+    database.execute(*FILLING)
+
+    class ReadSink(SqlSink):
+        """Fails if the driver passes rows; reads those that are there before the commit."""
+
+        def write(self, changes: Changes) -> int:
+            assert not changes.changes or changes.version.table == "definitions"
+            return super().write(changes)
+
+        def commit(self, applied: Applied) -> None:
+            with database.connect() as connection:
+                found = connection.execute("SELECT to_regclass('views.v')").fetchone()
+                if found != (None,):
+                    seen.extend(connection.execute("SELECT count(*) FROM views.v").fetchone() or ())
+            super().commit(applied)
+
+    def store() -> ReadSink:
+        return ReadSink(SqlSettings(url_of(database), "copy"))
+
+    with closing(store()) as sink:  # of a build that was killed
+        sink.open()
+        sink.loader(plan("v", shop.config.views, shop.versions).version)
+    for sql in (ORDERS.sql, f"{ORDERS.sql} WHERE id % 3 > 0"):
+        shop.config = msgspec.structs.replace(shop.config, views={"v": View(sql=sql, key=("id",))})
+        shop.cut()
+        shop.follow(spark, store)
+        with database.connect() as connection:
+            stored = connection.execute("SELECT id, customer_id, state FROM views.v").fetchall()
+            names = connection.execute("SELECT relname FROM pg_class").fetchall()
+            indexes = connection.execute("SELECT indexname FROM pg_indexes").fetchall()
+            wanted = connection.execute(sql).fetchall()
+        assert sorted(stored) == sorted(wanted)
+        assert [name for (name,) in names if name.startswith("_lockstep_load")] == []
+        if seen:
+            assert ("mine",) in indexes
+        else:
+            database.execute("CREATE INDEX mine ON views.v (customer_id)")
+    assert seen == [MANY]
 
 
 def test_tasks_write_to_opensearch_and_replace_what_is_there(
