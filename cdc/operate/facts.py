@@ -121,10 +121,13 @@ def publication_refusal(
 
 
 def snapshot_facts(
-    connection: Connection, config: Config, tables: list[SourceTable]
+    connection: Connection, config: Config, tables: list[SourceTable], *, started: bool = True
 ) -> SnapshotFacts | None:
-    """Return the facts for an initial snapshot; None where none is due."""
-    if config.snapshot.mode == "never" or _is_copied(config):
+    """Return the facts for an initial snapshot; None where none is due.
+
+    `started`: whether the log may have been started.
+    """
+    if config.snapshot.mode == "never" or (started and _is_copied(config)):
         return None
     wanted = [
         each.oid

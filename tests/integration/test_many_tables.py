@@ -82,7 +82,7 @@ def test_the_hidden_columns_of_many_tables_take_one_query(
         found = source_setup.matched_tables(
             line.config, read_tables(connection, line.config.selection)
         )
-        hidden = HiddenColumns(connection, line.config, found)
+        hidden = HiddenColumns(connection, line.config, found, [])
         queries = counted(monkeypatch, connection, "execute")
         hidden.read_numbers()
     assert len(queries) == 1

@@ -132,10 +132,12 @@ def _checked(
     published = facts.tables_facts(connection, config, server, tables, source.publication)
     wanted, state = published.wanted, published.state
     setup_publication.refuse_problems(wanted)
-    hidden = HiddenColumns(connection, config, tables)
+    record = reader.read_resume(config)
+    # A log that has not started has none: with records in its topics it is refused below.
+    numbers = reader.read_column_numbers(config) if record is not None else []
+    hidden = HiddenColumns(connection, config, tables, numbers)
     hidden.read_numbers()
     hidden.refuse_new_masks(slot)
-    record = reader.read_resume(config)
     _check_slot_and_log(config, server, slot, record, adopt_slot=adopt_slot)
     setup_publication.check(config, wanted, state, slot, record)
     if record is not None:
@@ -144,7 +146,7 @@ def _checked(
     source = source._replace(
         set_up=record is not None,
         able=source.able._replace(publication=refused),
-        snapshot=facts.snapshot_facts(connection, config, tables),
+        snapshot=facts.snapshot_facts(connection, config, tables, started=record is not None),
     )
     requirements.refuse(config, source)
     if record is None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cdc.decode.messages import RelationColumn
 from cdc.errors import ConfigError
-from cdc.log import column_numbers, reader
+from cdc.log import column_numbers
 from cdc.operate.commands.steps import Did, Step
 from cdc.operate.readable import listed
 from cdc.publication import column_identity
@@ -23,7 +23,7 @@ from cdc.source.lookups import look_up_column_numbers
 from cdc.source.tables import SourceTable, read_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from cdc.config import Config, TableSelection
     from cdc.log.records import ColumnNumbers
@@ -34,10 +34,16 @@ if TYPE_CHECKING:
 class HiddenColumns:
     """The hidden columns of the tables that are set up."""
 
-    def __init__(self, connection: Connection, config: Config, tables: list[SourceTable]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        config: Config,
+        tables: list[SourceTable],
+        numbers: Iterable[ColumnNumbers],
+    ) -> None:
+        """`numbers`: those that the log has, oldest first."""
         self._connection, self._config = connection, config
-        # Oldest first: the newest takes precedence.
-        self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
+        self._known = {n.relation_id: n for n in numbers}  # the newest takes precedence
         self._written = dict(self._known)
         self._selections = _hiding(connection, config, tables)
 

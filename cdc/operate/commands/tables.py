@@ -59,7 +59,12 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> dict[str
             )
         if read:
             _readable(chosen)
-        hidden = HiddenColumns(connection, config, [each.table for each in chosen])
+        hidden = HiddenColumns(
+            connection,
+            config,
+            [each.table for each in chosen],
+            reader.read_column_numbers(config),
+        )
         hidden.read_numbers()
         hidden.refuse_new_masks(read_slot(connection, config.slot))
         for _ in hidden.write():
