@@ -7,7 +7,7 @@ they fit in memory (`jobs.views.answers`); otherwise they are computed, too.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -54,6 +54,12 @@ _PART_BYTES: Final = 32 << 20
 _ARROW_BYTES: Final = 8 << 20
 # Of a table that each task of a build joins completely.
 _BROADCAST_BYTES: Final = 1 << 20
+# Of so few rows: to compile a query for them takes longer than to compute it without.
+_INTERPRETED: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
 
 
 class Built(NamedTuple):
@@ -277,21 +283,27 @@ class Computation:
         """Return a view's rows if these are few, and so are those of its tables."""
         if any(table.rows > SMALL_ROWS for table in self._tables.values()):
             return None
-        found = rows.limit(_FEW_ROWS + 1).toArrow()
+        with self._set(_INTERPRETED):
+            found = rows.limit(_FEW_ROWS + 1).toArrow()
         return found if found.num_rows <= _FEW_ROWS else None
 
-    @contextmanager
-    def _divided(self) -> Iterator[None]:
+    def _divided(self) -> AbstractContextManager[None]:
         """Divide rows into as many parts as the tables are large for the duration of the block."""
         size = sum(table.bytes for table in self._tables.values())
         least = self._spark.sparkContext.defaultParallelism
-        settings = {
-            "spark.sql.shuffle.partitions": str(max(least, -(-size // _PART_BYTES))),
-            # A larger table passes the driver, and the groups of its key are shuffled again.
-            "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
-            "spark.sql.execution.arrow.maxRecordsPerBatch": str(_AT_ONCE),
-            "spark.sql.execution.arrow.maxBytesPerBatch": str(_ARROW_BYTES),
-        }
+        return self._set(
+            {
+                "spark.sql.shuffle.partitions": str(max(least, -(-size // _PART_BYTES))),
+                # A larger table passes the driver, and the groups of its key are shuffled again.
+                "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
+                "spark.sql.execution.arrow.maxRecordsPerBatch": str(_AT_ONCE),
+                "spark.sql.execution.arrow.maxBytesPerBatch": str(_ARROW_BYTES),
+            }
+        )
+
+    @contextmanager
+    def _set(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Change the session's settings for the duration of the block."""
         before = {name: str(self._spark.conf.get(name)) for name in settings}
         for name, value in settings.items():
             self._spark.conf.set(name, value)

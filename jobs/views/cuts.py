@@ -133,7 +133,8 @@ class ViewCuts(MirrorCuts):
             spark.conf.set("spark.sql.ansi.enabled", "true")
             # Files are listed here: a job that does it takes longer.
             spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000")
-            jsonb_functions.register(spark)
+            if any(jsonb_functions.are_called(each.new) for each in plans):
+                jsonb_functions.register(spark)
             yield (
                 spark,
                 {
