@@ -333,6 +333,8 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "log": {"bootstrap_servers": ends.kafka_bootstrap},
         # One task: more tasks take longer to start than this few rows take to copy.
         "snapshot": {"mode": "initial", "runner": "local", "max_parallel": 1},
+        # On two cores, changes that share a Kafka transaction leave time for Spark to start.
+        "batch": {"linger_ms": 50},
         "control": {"secret": os.urandom(32).hex()},
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
