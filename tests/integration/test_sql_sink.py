@@ -377,6 +377,7 @@ def test_a_load_that_another_copy_overtakes_has_no_effect(postgres_store: Postgr
             sink.take(loader, 20)
         with pytest.raises(OvertakenError, match="another copy"):
             loader.write(Changes((USERS,), [change(USERS, 20, row(USERS, 20, 1), 1)]))
+        loader.close()
     stored = postgres_store.rows(USERS.name).values()
     assert [row["body"] for row in stored] == ["long 10"] * 50
     for sink in sinks:
