@@ -60,8 +60,8 @@ class ViewBuilder:
         loader = self._loader(view) if target is None else None
         if target is None and loader is None:
             return None
-        if loader is self._sink and truncated is not None:
-            self.new += self._sink.write(Changes((view.version,), [], truncated))
+        if loader is self._sink:
+            self._empty(view, truncated)
         task = _Task(view, tuple(rows.columns), at, target, loader)
         # A name with a point would be a field's.
         numbered = rows.toDF(*(str(place) for place in range(len(rows.columns))))
@@ -72,12 +72,12 @@ class ViewBuilder:
             assert isinstance(self._sink, WrittenByTasks), "it has given the target"
             actions = [json.loads(bytes(row.action)) for row in found if row.action is not None]
             self._sink.stage(target, actions)
-        if isinstance(self._sink, LoadedByTasks) and loader is not None:
-            if truncated is not None:
-                self._sink.write(Changes((view.version,), [], truncated))
-            self.new += self._sink.take(loader, at.seq)
-        else:
+        if loader is None or loader is self._sink:
             self.new += sum(row.new or 0 for row in found)
+        else:
+            assert isinstance(self._sink, LoadedByTasks), "it has given the loader"
+            self._empty(view, truncated)
+            self.new += self._sink.take(loader, at.seq)
         failpoints.reach("view_built")
         return Built(_few([bytes(row.few) for row in found if row.few is not None]))
 
@@ -85,10 +85,15 @@ class ViewBuilder:
         """Return what tasks pass changes to: the sink itself, or its loader; None if neither."""
         if self._sink.parallel:
             return self._sink
-        found: Loader | None = None
-        if isinstance(self._sink, LoadedByTasks):
-            found = self._sink.loader(view.version)
+        if not isinstance(self._sink, LoadedByTasks):
+            return None
+        found: Loader | None = self._sink.loader(view.version)
         return found
+
+    def _empty(self, view: ViewPlan, truncated: int | None) -> None:
+        """Delete the rows below a seq, if one is given."""
+        if truncated is not None:
+            self.new += self._sink.write(Changes((view.version,), [], truncated))
 
     def _target(self, view: ViewPlan, at: Applied, truncated: int | None) -> Target | None:
         """Return what tasks need to write files of a Delta table that then has no other rows."""
