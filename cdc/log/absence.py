@@ -22,7 +22,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from cdc.errors import CDCError, UnavailableError
-from cdc.log import topics
+from cdc.log import names, topics
 from cdc.log.client import LEADER_SECONDS, NO_LEADER, translated
 from cdc.log.partitions import Partition, Range
 
@@ -66,6 +66,20 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
         pause(AGAIN_SECONDS)
         missing -= listed(config)
     return missing
+
+
+def expect_set_up(config: Config) -> None:
+    """Raise UnavailableError if the pipeline is proven not to be set up. Blocks.
+
+    Whoever writes into a topic of its own before that prevents `cdc setup`, which starts a log in
+    topics without records only.
+    """
+    topic = names.frontier_topic(config.prefix)
+    if absent(config, [topic]):
+        raise UnavailableError(
+            f"the pipeline {config.pipeline} is not set up: there is no topic {topic}",
+            hint="run `cdc setup` with the same configuration; this continues then",
+        )
 
 
 def confirmed(config: Config, first: dict[Partition, Range]) -> dict[Partition, Range]:

@@ -15,7 +15,7 @@ import msgspec
 from confluent_kafka import Producer
 
 from cdc.events import LSN
-from cdc.log import names, records, topics
+from cdc.log import absence, names, records, topics
 from cdc.log.client import settings, translate, translated
 from cdc.log.topic_readings import TopicReadings
 
@@ -108,7 +108,11 @@ class Reports:
     """Writes reports, in order; creates the topic if it is missing."""
 
     def __init__(self, config: Config, wanted: topics.Topic | None = None) -> None:
-        """Write into the followers' topic, or into another with one partition."""
+        """Write into the followers' topic, or into another with one partition.
+
+        Raises UnavailableError if the pipeline is not set up.
+        """
+        absence.expect_set_up(config)
         wanted = wanted or topics.followers_topic(config)
         self._topic = wanted.name
         self._failed: KafkaError | None = None

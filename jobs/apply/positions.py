@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 def open_in_log(run: Run, sink: Sink) -> StoreState:
     """Open the store and return its frontier; raise GapError if that is from another log.
 
-    Raises ConfigError if it never applied some of a table's earlier events.
+    Raises ConfigError if it never applied some of a table's earlier events, and UnavailableError,
+    before anything is written to the store, if the pipeline is not set up.
     """
+    absence.expect_set_up(run.config)
     state = open_store(run, sink)
     applied = state.applied
     try:
