@@ -71,8 +71,8 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
 def expect_set_up(config: Config) -> None:
     """Raise UnavailableError if the pipeline is proven not to be set up. Blocks.
 
-    Whoever writes into a topic of its own before that prevents `cdc setup`, which starts a log in
-    topics without records only.
+    A record in one of its topics before that prevents `cdc setup`, which starts a log in topics
+    without records only.
     """
     topic = names.frontier_topic(config.prefix)
     if absent(config, [topic]):

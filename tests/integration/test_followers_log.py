@@ -10,7 +10,7 @@ import pytest
 
 from cdc.config import Config
 from cdc.events import LSN
-from cdc.log import topics
+from cdc.log import names, topics
 from cdc.log.follower_reports import FollowerRecord, Readings, Reports, read
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.reported import reported
@@ -21,8 +21,12 @@ Report = Callable[..., FollowerRecord]
 
 @pytest.fixture
 def config(kafka_server: KafkaServer, topic_prefix: str, tmp_path: Path) -> Config:
+    """A pipeline that is set up, but for the topic of the reports."""
     followers = "followers: {cache: {redis: {url: redis://localhost}}}"
-    return log_alone(kafka_server, topic_prefix, tmp_path, followers)
+    made = log_alone(kafka_server, topic_prefix, tmp_path, followers)
+    own, frontiers = topics.internal_topics(made), names.frontier_topic(made.prefix)
+    topics.ensure(topics.admin(made), made, [each for each in own if each.name == frontiers])
+    return made
 
 
 @pytest.fixture
