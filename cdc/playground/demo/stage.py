@@ -1,8 +1,9 @@
 """The run of the demo from an empty folder to the closing line.
 
-Servers start while the schema is created in the first of them, with rows in its tables; then
-publication, slot and topics, the daemon, which copies those rows first, the followers, the
-generator, which writes meanwhile, and the listeners that feed the view. At the end the generator
+Servers start while the schema is created in the first of them, with rows in its tables; then the
+followers, whose programs take some seconds to load and which wait for the log; publication, slot
+and topics; the daemon, which copies those rows first; the generator, which writes meanwhile; and
+the listeners that feed the view. At the end the generator
 stops first, the proof is made with daemon and followers running, and everything that was started is
 stopped, each after the last that needs it. Ctrl-C ends the run early in the same way; a second one
 skips the proof.
@@ -132,8 +133,8 @@ class DemoRun:
     def run(self) -> DemoOutcome:
         with claimed(self._options.home, keep=self._keeps) as home, ExitStack() as stack:
             try:
-                config = self._prepare(home, stack)
-                self._run(home, config, stack)
+                config, followers = self._prepare(home, stack)
+                self._run(home, config, followers, stack)
             finally:
                 self._interrupts.ignore()
         return self._outcome
@@ -143,8 +144,8 @@ class DemoRun:
 
     # -- before the first change ------------------------------------------------------------
 
-    def _prepare(self, home: Home, stack: ExitStack) -> Config:
-        """Start the servers, create the schema, and set up the pipeline."""
+    def _prepare(self, home: Home, stack: ExitStack) -> tuple[Config, FollowersChild | None]:
+        """Start the servers and the followers, create the schema, and set up the pipeline."""
         servers = LocalStack(home.path, progress=self._progress, tied=True)
         up = _started(lambda: self._start_servers(servers))
         stack.callback(servers.down)
@@ -166,10 +167,15 @@ class DemoRun:
         ends = up.result()
         dsn = dsn or _make_schema(str(ends.postgres_dsn))
         config = _configure(home, dsn, ends, followed=self._options.followers)
+        followers = None
+        if self._options.followers:
+            followers = FollowersChild(home, _file(home))
+            stack.callback(followers.stop)
+            followers.start()
         for _ in set_up(config):
             if self._interrupts.requested.is_set():
                 raise InterruptedEarly
-        return config
+        return config, followers
 
     def _start_servers(self, servers: LocalStack) -> Endpoints:
         """Start the servers, and prepare what followers need in addition to Spark."""
@@ -182,15 +188,20 @@ class DemoRun:
 
     # -- while changes flow -----------------------------------------------------------------
 
-    def _run(self, home: Home, config: Config, stack: ExitStack) -> None:
-        options, file = self._options, home.path / "lockstep.yaml"
-        daemon = DaemonChild(home, file, config)
+    def _run(
+        self, home: Home, config: Config, followers: FollowersChild | None, stack: ExitStack
+    ) -> None:
+        options = self._options
+        daemon = DaemonChild(home, _file(home), config)
         stack.callback(daemon.stop)
         daemon.start()
         if config.console.listen:
             self._view.say(f"demo: watch it in a browser: http://{config.console.listen}/")
         flow = Flow(names.frontier_topic(config.prefix), config.followers)
-        followers = self._follow(home, file, config, flow, stack) if options.followers else None
+        if followers is not None:
+            reader = ReportReader(config, flow)
+            stack.callback(reader.close)
+            reader.start()
         generator = Generator(home, config.source.dsn, options.seed, options.rate)
         stack.callback(generator.stop)
         listener, poller = Listener(config, flow), StatePoller(daemon)
@@ -224,18 +235,6 @@ class DemoRun:
         with flow.lock:
             self._outcome.kills = list(flow.kills)
             self._outcome.late_ms = (*flow.overall_lateness_ms(), round(flow.worst_late_ms))
-
-    @staticmethod
-    def _follow(
-        home: Home, file: Path, config: Config, flow: Flow, stack: ExitStack
-    ) -> FollowersChild:
-        followers = FollowersChild(home, file)
-        stack.callback(followers.stop)
-        followers.start()
-        reader = ReportReader(config, flow)
-        stack.callback(reader.close)
-        reader.start()
-        return followers
 
     def _title(self) -> str:
         title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
@@ -324,9 +323,14 @@ def _make_schema(url: str) -> str:
     return dsn
 
 
+def _file(home: Home) -> Path:
+    """Return the pipeline's configuration file."""
+    return home.path / "lockstep.yaml"
+
+
 def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Config:
     """Write the pipeline's configuration and return it as the daemon will read it."""
-    file = home.path / "lockstep.yaml"
+    file = _file(home)
     settings: dict[str, Any] = {
         "pipeline": _PIPELINE,
         "source": {"dsn": dsn, "tables": ["public.*"]},
