@@ -247,28 +247,31 @@ class Tables:
         for change in changes:
             row = DECODE(change.row or b"{}")
             rows.append((*(values[name].stored(row.get(name)) for name in written), change.seq))
-        cut.exec_driver_sql(self._insert(version, written, f"VALUES ({', '.join(marks)})"), rows)
+        cut.exec_driver_sql(self._insert(version, written, marks), rows)
 
     def take(self, cut: Connection, version: Version, loaded: str) -> int:
         """Write the rows of another table of Postgres, its quoted name; return how many are new."""
         types, names = self._database.columns(cut, self.place(version)), [*self._of(version)]
         made = [f"CAST({self._database.quoted(name)} AS {types[name]})" for name in names]
-        source = f"SELECT {', '.join([*made, SEQ])} FROM {loaded}"  # noqa: S608 - quoted names
-        return cut.exec_driver_sql(self._insert(version, names, source)).rowcount
+        return cut.exec_driver_sql(self._insert(version, names, [*made, SEQ], loaded)).rowcount
 
-    def _insert(self, version: Version, written: Sequence[str], source: str) -> str:
-        """Return the statement that writes rows: `source` has these columns, and the seq.
+    def _insert(
+        self, version: Version, written: Sequence[str], made: Sequence[str], source: str = ""
+    ) -> str:
+        """Return the statement that writes rows: these columns and the seq, `made` of a `source`.
 
         A row that is not newer than the stored one has no effect. A column that the version lacks
         becomes NULL.
         """
-        quoted, known = self._database.quoted, self.known[self.place(version)]
-        columns = [*map(quoted, written), SEQ]
-        new = [f"{each} = excluded.{each}" for each in columns]
-        new += [f"{quoted(name)} = NULL" for name in known.columns if name not in self._of(version)]
+        quoted, known, values = self._database.quoted, self.known, self._of(version)
+        lost = [name for name in known[self.place(version)].columns if name not in values]
+        columns = [*map(quoted, (*lost, *written)), SEQ]
+        listed = ", ".join([*["NULL"] * len(lost), *made])
+        rows = f"SELECT {listed} FROM {source}" if source else f"VALUES ({listed})"  # noqa: S608 - quoted names
         return (
-            f"INSERT INTO {self.place(version)} AS t ({', '.join(columns)}) {source}"
-            f" ON CONFLICT ({', '.join(map(quoted, version.key))}) DO UPDATE SET {', '.join(new)}"
+            f"INSERT INTO {self.place(version)} AS t ({', '.join(columns)}) {rows}"
+            f" ON CONFLICT ({', '.join(map(quoted, version.key))}) DO UPDATE SET"
+            f" {', '.join(f'{each} = excluded.{each}' for each in columns)}"
             f" WHERE t.{SEQ} < excluded.{SEQ}"
         )
 
