@@ -10,7 +10,8 @@ each partition in offset order and the partitions in any interleaving, and the f
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
 - a tombstone directly follows each delete of a key, and is nowhere else;
 - rows are created once, changed and deleted only while they exist, unless the log did not hold the
-  table before: an incremental snapshot follows, or the initial one left its rows out (`complete`);
+  table before: an incremental snapshot follows (`read_empty`, where it found none), or the initial
+  one left its rows out (`complete`);
 - each cut between two frontiers holds the events it counts, and complete source transactions only;
 - the last frontier is the newest commit;
 - an event that points to a dead letter differs from it only in the values it leaves out, and each
@@ -140,6 +141,11 @@ class Fold:
         """Take one frontier record, in the order of its topic."""
         self.frontiers.append(frontier)
         self._begin_stream()
+
+    def read_empty(self, topic: str) -> None:
+        """Note that an incremental snapshot has read the table, and that it had no row by then."""
+        if topic in self.tables:
+            self.tables[topic].doubts = Findings()
 
     def finish(self) -> Folded:
         """Return the outcome; the log must have been read to its end, at a quiet moment."""

@@ -81,9 +81,22 @@ def test_tables_older_than_the_log_are_read_under_load(pipeline: NewPipeline) ->
         rows = {name: wait_state(line, number).rows for name, number in numbers.items()}
         seen = load.commits
         wait_until(lambda: load.commits > seen + 50, "no load")
-    assert all(rows.values())
+    assert any(rows.values())  # the load may have truncated some
     converge(line.config)
     assert line.daemon.term() == 0
+
+
+@pytest.mark.parametrize("emptying", ["TRUNCATE users", "DELETE FROM users"])
+def test_a_table_older_than_the_log_that_is_empty_by_then(
+    pipeline: NewPipeline, emptying: str
+) -> None:
+    """Its changes before are of rows that the log never had; there is nothing to read."""
+    line = pipeline(*TABLES, _BEFORE[0])
+    line.start().wait_ready()
+    line.database.execute("UPDATE users SET n = n + 1 WHERE id <= 10", emptying)
+    assert wait_state(line, begin(line, "public.users")).rows == 0
+    line.database.execute("INSERT INTO users VALUES (1, 1, 'new', 'big')")
+    converge(line.config)
 
 
 # One table per key type and shape; each has rows before the log starts.

@@ -21,6 +21,7 @@ import orjson
 from cdc.log import names, records
 from cdc.playground.demo import database
 from cdc.playground.demo.tail import Tail
+from cdc.snapshot.incremental import topic as incremental
 from cdc.verify.events import TableState, canonical, key_hash
 from cdc.verify.fold import Fold, Folded
 from cdc.verify.frontiers import Findings
@@ -127,6 +128,9 @@ def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings)
                 break
     finally:
         tail.close()
+    for record in incremental.read(config):
+        if record.found_empty:
+            fold.read_empty(names.data_topic(config.prefix, record.schema, record.table))
     return fold.finish()
 
 

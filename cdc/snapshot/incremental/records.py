@@ -84,6 +84,12 @@ class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.empty_first or bool(self.emptied_under)
 
     @property
+    def found_empty(self) -> bool:
+        """Whether it has read the complete table, and no row was left to be published."""
+        is_complete = not (self.keys or self.where or self.withheld)
+        return self.state == "done" and is_complete and not self.rows
+
+    @property
     def active(self) -> bool:
         """Whether it still has work to do."""
         return self.state in ACTIVE
