@@ -24,7 +24,6 @@ import msgspec
 
 from cdc import failpoints
 from cdc.daemon import timing
-from cdc.daemon.verifier import Verifier
 from cdc.errors import CDCError, GapError, Policy, StoppedError
 from cdc.log import cleanup, names, reader, records, resume, topics, trace
 from cdc.log import frontiers as frontier_records
@@ -44,6 +43,7 @@ from cdc.sequence.table_versions import TableVersions
 from cdc.snapshot.incremental import topic as incremental_topic
 from cdc.snapshot.incremental.fetcher import Fetcher
 from cdc.snapshot.incremental.manager import IncrementalSnapshots
+from cdc.snapshot.incremental.verifier import Verifier
 from cdc.snapshot.initial import due
 from cdc.source import catalog, signing_keys
 from cdc.source.chunks import ChunkReader

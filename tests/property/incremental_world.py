@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 import orjson
 
 from cdc.config import Config
-from cdc.daemon.verifier import Verifier
 from cdc.decode.binary_copy import row_bytes
 from cdc.decode.messages import (
     UNCHANGED,
@@ -39,6 +38,7 @@ from cdc.snapshot.incremental.fetcher import Fetcher
 from cdc.snapshot.incremental.governor import Governor
 from cdc.snapshot.incremental.job import ChunkSizes
 from cdc.snapshot.incremental.manager import IncrementalSnapshots
+from cdc.snapshot.incremental.verifier import Verifier
 from cdc.source import described
 from cdc.source.chunks import Chunk, ChunkRequest, InProgress
 from cdc.source.lookups import SentTable, TableFacts

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.daemon.verifier import Verifier
 from cdc.decode import messages, pgoutput
 from cdc.decode.messages import LogicalMessage
 from cdc.encode import ddl
@@ -24,6 +23,7 @@ from cdc.log.follower_reports import CANARY
 from cdc.snapshot.incremental import commands, watermarks
 from cdc.snapshot.incremental.records import KEPT, TableName
 from cdc.snapshot.incremental.topic import IncrementalLog
+from cdc.snapshot.incremental.verifier import Verifier
 from cdc.source import authority
 from cdc.source.authority import (
     CANARY_PURPOSE,

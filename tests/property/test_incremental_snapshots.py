@@ -8,12 +8,12 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.daemon.verifier import Verifier
 from cdc.log import records
 from cdc.log.completeness import Completeness
 from cdc.snapshot.incremental import commands
 from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, TableName
 from cdc.snapshot.incremental.topic import IncrementalLog
+from cdc.snapshot.incremental.verifier import Verifier
 from cdc.source import authority
 from cdc.source.authority import Refusals, Scope
 from tests.property.incremental_world import (

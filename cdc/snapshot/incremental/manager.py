@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.daemon.verifier import Verifier
     from cdc.decode.messages import LogicalMessage, Relation
     from cdc.encode.routes import TableRoute
     from cdc.sequence.sequencer import Sequencer
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from cdc.snapshot.incremental.job import JobChunk
     from cdc.snapshot.incremental.records import Key, SnapshotState
     from cdc.snapshot.incremental.topic import IncrementalLog
+    from cdc.snapshot.incremental.verifier import Verifier
     from cdc.snapshot.incremental.watermarks import Watermark
     from cdc.source.chunks import Chunk
     from cdc.source.column_changes import ColumnChange

@@ -1,7 +1,7 @@
 """Our own messages in the stream: verified, and passed to the module that each is for.
 
-What is proven to be ours (`cdc.daemon.verifier`) becomes a command, a watermark or a DDL record.
-Anything else is counted and ignored.
+What is proven to be ours (`cdc.snapshot.incremental.verifier`) becomes a command, a watermark or a
+DDL record. Anything else is counted and ignored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.daemon.verifier import Verifier
     from cdc.decode.messages import LogicalMessage, Relation
     from cdc.sequence.sequencer import Sequencer
     from cdc.snapshot.incremental.commands import Command
+    from cdc.snapshot.incremental.verifier import Verifier
     from cdc.snapshot.incremental.watermarks import Signer, Watermark
     from cdc.source.column_changes import ColumnChange
 
