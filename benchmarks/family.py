@@ -85,7 +85,7 @@ def _kind(pid: int) -> str:
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     except OSError:
-        return "gone"
+        return "ended"
     if Path(words[0].decode(errors="replace")).name == "java":
         return "java"
     if b"pyspark.daemon" in words or b"--multiprocessing-fork" in words:

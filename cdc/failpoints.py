@@ -99,7 +99,7 @@ COMPACT_NAMES: Final = (
 )
 # While a store is filled from the archive, in their order.
 RESTORE_NAMES: Final = (
-    "restore_begun",  # the store has recorded that a write is in progress
+    "restore_started",  # the store has recorded that a write is in progress
     "restore_written",  # one table is written
     "restore_committed",  # the store is at the archived frontier
 )

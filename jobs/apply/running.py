@@ -54,8 +54,6 @@ _TICK_SECONDS: Final = 0.5
 _STANDBY_SECONDS: Final = 0.5
 # A stop does not wait longer for an unavailable broker: supervisors kill after ten seconds.
 _FLUSH_SECONDS: Final = 5.0
-# Seconds before a store is checked again for something missing, before it counts as lost.
-_SURE_SECONDS: Final = 2.0
 
 
 def now_us() -> int:

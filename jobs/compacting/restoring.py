@@ -159,7 +159,7 @@ class Restoring:
         every = map(self._reader.older.newest_version, sorted(self._start.topics))
         versions = [each for each in every if tables is None or each.name in tables]
         sink.begin(applied.seq, versions)
-        failpoints.reach("restore_begun")
+        failpoints.reach("restore_started")
         for version in versions:
             self._write(sink, version, list(self._start.state.slices(frozenset({version.topic}))))
             failpoints.reach("restore_written")

@@ -531,8 +531,8 @@ def test_another_broker_takes_over_in_the_middle_of_a_transaction(
         writer.commit()
         ground.write(writer, "after")
         cluster.repair()
-        ground.write(writer, "mended")
-        assert ground.seen() == ["before", "flushed", "after", "mended"]
+        ground.write(writer, "repaired")
+        assert ground.seen() == ["before", "flushed", "after", "repaired"]
         ground.close()
 
 

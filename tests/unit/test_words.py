@@ -2,8 +2,9 @@
 
 A word is here when it once made a sentence hard to read and a usual one says the same. Looked at
 are comments, docstrings, text with spaces (errors, hints, logs, descriptions), identifiers and thus
-names of tests, the pages with their titles, and file names. Text in backticks, code blocks and
-generated pages are not: what is in them is looked at where it is defined.
+names of tests, text that could be one (outside of tests), the pages with their titles, the
+console's page, and file names. Text in backticks, code blocks and generated pages are not: what is
+in them is looked at where it is defined.
 """
 
 from __future__ import annotations
@@ -83,8 +84,13 @@ NAMES = {
     "anew",  # a member of snapshot commands and records in the log
     "tell",  # a file object's method
 }
-# Text that names an object of the frozen migrations, or the column `is_whole`.
+# Text that names an object of the frozen migrations, the column `is_whole`, or the part "gone" of
+# snapshot records in the log.
 TEXTS = {
+    "cdc/snapshot/initial/handover.py": {"gone"},
+    "cdc/snapshot/initial/leftovers.py": {"gone"},
+    "cdc/snapshot/initial/records.py": {"gone"},
+    "cdc/snapshot/initial/session.py": {"gone"},
     "jobs/documents/mirror_cuts.py": {"whole"},
     "sinks/delta/frontier_rows.py": {"whole"},
     "sinks/delta/frontiers.py": {"whole"},
@@ -98,7 +104,7 @@ FOLDERS = (
     *("lockstep", "cdc", "sinks", "jobs", "migrations", "benchmarks", "docs", "tests", "scripts"),
     "compose",
 )
-_SUFFIXES = {".py", ".lua", ".md", ".yaml", ".sql"}
+_SUFFIXES = {".py", ".lua", ".md", ".yaml", ".sql", ".js", ".html", ".css", ".java"}
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 _WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(INSTEAD)})(?![A-Za-z])", re.IGNORECASE)
 _ANY = re.compile(r"|".join(INSTEAD).replace(" ", r"\s"), re.IGNORECASE)
@@ -128,7 +134,8 @@ def found_in(name: str) -> Iterator[tuple[int, str]]:
         return
     if name.endswith(".py"):
         yield from ((line, word) for line, part in prose(text) for word in hard(part))
-        yield from ((line, word) for line, part in identifiers(text) for word in parts(part))
+        named = names(text) if not name.startswith("tests/") else identifiers(text)
+        yield from ((line, word) for line, part in named for word in parts(part))
         return
     if name.endswith(".md"):
         text = _CODE.sub(lambda code: "\n" * code.group().count("\n"), text)
@@ -153,6 +160,15 @@ def identifiers(text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NAME:
             yield token.start[0], token.string
+
+
+def names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield a module's identifiers, and its text that could be one."""
+    yield from identifiers(text)
+    for node in ast.walk(ast.parse(text)):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and value.isidentifier():
+            yield node.lineno, value
 
 
 def hard(text: str) -> list[str]:

@@ -12,8 +12,8 @@ import org.opensearch.node.Node;
 /**
  * One OpenSearch node with plugins from the class path.
  *
- * Arguments: plugin classes joined by commas, then settings as name=value. Runs until it is told to
- * end by a signal. Written without lambdas and with raw types, because Janino compiles it.
+ * Arguments: plugin classes joined by commas, then settings as name=value. Runs until a signal ends
+ * it. Written without lambdas and with raw types, because Janino compiles it.
  */
 public class OpenSearchNode extends Node {
     public OpenSearchNode(Environment environment, Collection plugins) {
