@@ -166,9 +166,8 @@ def names(text: str) -> Iterator[tuple[int, str]]:
     """Yield a module's identifiers, and its text that could be one."""
     yield from identifiers(text)
     for node in ast.walk(ast.parse(text)):
-        value = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(value, str) and value.isidentifier():
-            yield node.lineno, value
+        if isinstance(node, ast.Constant) and str(node.value).isidentifier():
+            yield node.lineno, str(node.value)
 
 
 def hard(text: str) -> list[str]:
