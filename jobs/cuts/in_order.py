@@ -4,6 +4,18 @@ Does what `jobs.cuts.reduce.newest` does, for any cut. A value that was not sent
 previous row, under whichever key it had; if that row is not in the cut it is read from the store,
 by its key there. A value that neither has is left out of the row: it is unknown, not null, and for
 a store of complete rows `unchanged` names it.
+
+A cut in which a row's key changes from 1 to 5, and its column `big` is never sent (`-`):
+
+    seq  op  key  row                     after it
+    7    u   1    id 1, n 2, big -        1 has n 2, and big from the store's row 1
+    8    d   1                            1 is deleted; a create may follow that belongs to it
+    9    c   5    id 5, n 2, big -        it does (`halves`): 5 takes big from where 1 had it
+    10   u   5    id 5, n 3, big -        5 has n 3, and big still from the store's row 1
+
+Two changes remain: 1 is deleted with seq 8, and 5 has n 3 with seq 10 and the big of the store's
+row 1, which is read before it is deleted (`taken` of 5 names 1). tests/unit/test_in_order.py runs
+it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,26 @@ the indices before it writes again. Its first fields are for readers:
 - `applying`: null, or the seq up to which rows above the frontier may exist. A reader that finds
   the same `seq` and null before and after its search has seen a state that the database had.
 
+What a generation (`Build`) is in, by its fields:
+
+    reached = applied ──begin of a cut──▶ reached > applied ──its commit──▶ reached = applied
+    readers' searches are exact          `applying` is set
+
+What each of its tables is in (`TableIndices`); each arrow is one change of the record:
+
+    now ──a truncate──────────────▶ now, next            `next` is empty and written
+     ▲  ──a field's type changes──▶ now, next unfilled   the rows of `source` or `now` are copied
+     │                                  │ copied             │ another type before that
+     │                                  ▼                    ▼
+     └──the commit: aliases move── now, next         now, next unfilled, source: the former `next`
+
+The record names an index before it is created (`uuid` is None until then), and the old one is
+deleted after the record has left it, so that a copy which continues finds each of them.
+
+A shadow build is another generation, which no alias shows. Then:
+
+    generation 1 ──switch──▶ generation 2, `switching` ──all aliases moved──▶ generation 2
+
 The record is read and written in real time; the index of its alias is never created automatically.
 """
 
