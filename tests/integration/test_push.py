@@ -33,6 +33,10 @@ _FULL = "ALTER TABLE t REPLICA IDENTITY FULL"
 _EVIL = '../"<img src=x onerror=alert(1)>%2F'
 _MASKS = {"public.t": {"mask": {"card": {"fixed": "hidden"}}}}
 
+# Of the crowd.
+_RATE = 500
+_CROWDED_SECONDS = 20.0
+
 NewConsole = Callable[..., ConsoleUnderTest]
 
 
@@ -373,9 +377,11 @@ def test_no_client_of_many_loses_a_change_within_the_stated_lag(
     line.database.execute("INSERT INTO t VALUES (-1)")
     start = reached(line, 1)
     with Crowd(shown.port, "public.t", start, number) as crowd:
-        with Inserts(line.database.dsn, 500) as load:
-            while load.commits < 500:
+        began = time.monotonic()
+        with Inserts(line.database.dsn, _RATE):
+            while time.monotonic() - began < _CROWDED_SECONDS:
                 crowd.read_for(0.5)
-        end = line_rows(line)
+        seconds, end = time.monotonic() - began, line_rows(line)
+        assert end / seconds > 0.95 * _RATE
         wait_until(lambda: crowd.reaches(end), "a client lags", pause=0)
         assert 0 < crowd.worst_seconds < LAG_SECONDS
