@@ -20,6 +20,7 @@ from benchmarks import (
     console,
     costs,
     costs_page,
+    demo,
     digest,
     encryption,
     follow_delta,
@@ -97,6 +98,7 @@ BENCHMARKS = {
     console.NAME: Benchmark(console.run, 11, 11),
     digest.NAME: Benchmark(digest.run, 8, 8),
     encryption.NAME: Benchmark(encryption.run, 4, 4),
+    demo.NAME: Benchmark(demo.run, 5, 5),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()

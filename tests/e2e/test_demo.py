@@ -89,6 +89,7 @@ def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: 
     assert rows["mirror"] > rows["cache"] == rows["search"] > 100
     assert rows["timelines"] > rows["totals"] == rows["totals_sql"] > 100
     assert "followers" in {kill["what"] for kill in result["kills"]}
+    assert 0 < result["first_change_seconds"] < result["every_store_seconds"]
 
 
 @pytest.mark.commit("README's first command")

@@ -227,10 +227,25 @@ def test_killed_followers_are_back_when_all_have_applied_a_later_change(flow: Fl
     assert kill.recovered_seconds == 3
 
 
+def test_every_store_has_changes_once_each_has_applied_one(flow: Flow) -> None:
+    first = NOW + 1 / 100
+    rows_alone = {"mirror": reported(0, first), "cache": reported(0, first - 1)}
+    flow.note_followers(rows_alone, NOW + 2)
+    assert flow.followed_at is None
+    flow.note_followers({"cache": reported(1, first)}, NOW + 3)
+    flow.note_followers({"cache": reported(2, first + 1)}, NOW + 4)
+    assert flow.followed_at == NOW + 3
+
+
 def test_the_followers_proof_is_printed_too() -> None:
     equal = FollowersProof(equal=True, lsn=LSN(0x3A4B5C8), rows={"mirror": 5210}, findings=())
     (_, described) = closing_lines(replace(outcome(), followers=equal))
     assert described == "demo: every follower equals the database at 0/3A4B5C8 (rows: mirror 5 210)"
+    started = replace(outcome(), followers=equal, every_store_seconds=31.6)
+    assert closing_lines(started)[-1] == (
+        "demo: changes were in the log 5 s after the start, in every store after 32 s"
+    )
+    assert orjson.loads(closing_json(started))["every_store_seconds"] == 31.6
     found = equal._replace(equal=False, findings=("cache: public.users: 1 rows differ",))
     wrong = replace(outcome(), followers=found)
     assert closing_lines(wrong)[-2:] == [

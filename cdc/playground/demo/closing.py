@@ -36,7 +36,13 @@ def _follower_lines(outcome: DemoOutcome) -> list[str]:
         reported = f"NOT proved equal to the database, {len(proof.findings)} findings:"
         return [f"demo: the followers are {reported}", *(f"  {each}" for each in proof.findings)]
     each = ", ".join(f"{name} {grouped(rows)}" for name, rows in proof.rows.items())
-    return [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
+    lines = [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
+    if outcome.first_change_seconds is not None and outcome.every_store_seconds is not None:
+        lines.append(
+            f"demo: changes were in the log {outcome.first_change_seconds:.0f} s after the start,"
+            f" in every store after {outcome.every_store_seconds:.0f} s"
+        )
+    return lines
 
 
 def _summary(outcome: DemoOutcome, proof: Proof) -> str:
@@ -71,6 +77,7 @@ def closing_json(outcome: DemoOutcome) -> str:
         "rate": outcome.options.rate,
         "seconds": round(outcome.seconds, 1),
         "first_change_seconds": _rounded(outcome.first_change_seconds),
+        "every_store_seconds": _rounded(outcome.every_store_seconds),
         "late": {"p50_ms": median, "p99_ms": high, "max_ms": worst},
         "kills": [
             {"what": kill.what, "recovered_seconds": _rounded(kill.recovered_seconds)}

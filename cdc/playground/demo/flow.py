@@ -8,6 +8,7 @@ recovered from when a change committed after it has arrived.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -105,7 +106,9 @@ class Flow:
         self.last: deque[ShownEvent] = deque(maxlen=_LAST_EVENTS)
         self.kills: list[Kill] = []
         self.first_at: float | None = None
+        self.followed_at: float | None = None  # when each follower had applied a change
         self.worst_late_ms = 0.0
+        self._first_committed: float | None = None
         self._late: deque[tuple[float, float]] = deque()
         self._all_late: Counter[int] = Counter()
         # None for one that has not reported yet.
@@ -136,7 +139,8 @@ class Flow:
 
     def _count(self, event: _Event, now: float, late_ms: float) -> None:
         committed = event.ts_us / 1e6
-        self.first_at = self.first_at or now
+        if self.first_at is None:
+            self.first_at, self._first_committed = now, committed
         for kill in self.kills:
             if kill.recovered_seconds is None and not kill.followed and committed > kill.at:
                 kill.recovered_seconds = now - kill.at
@@ -157,6 +161,8 @@ class Flow:
         self.followers.update(newest)
         each = (seen.committed_at_us / 1e6 if seen else 0.0 for seen in self.followers.values())
         applied = min(each, default=0.0)
+        if self.followed_at is None and applied >= (self._first_committed or math.inf):
+            self.followed_at = now
         for kill in self.kills:
             if kill.recovered_seconds is None and kill.followed and applied > kill.at:
                 kill.recovered_seconds = now - kill.at

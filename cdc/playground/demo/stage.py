@@ -82,6 +82,7 @@ class DemoOutcome:
     late_ms: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile, maximum
     kills: list[Kill] = field(default_factory=list)
     followers: FollowersProof | None = None  # None where there are none, or Ctrl-C skipped it
+    every_store_seconds: float | None = None  # from the start, until each store had a change
 
     @property
     def failed(self) -> bool:
@@ -233,6 +234,8 @@ class DemoRun:
         generator.stop()
         self._prove(config, turn)
         with flow.lock:
+            if flow.followed_at is not None:
+                self._outcome.every_store_seconds = flow.followed_at - self._entered
             self._outcome.kills = list(flow.kills)
             self._outcome.late_ms = (*flow.overall_lateness_ms(), round(flow.worst_late_ms))
 
