@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from benchmarks.options import Options
     from benchmarks.servers import Servers
     from cdc.config import Config
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.records import SnapshotPlan
 
 NAME: Final = "snapshot-delta"
 
@@ -181,7 +181,7 @@ def _turn(spark: SparkSession, up: Servers, runs: Runs, count: int, turn: int) -
     for _ in set_up(config):
         pass
 
-    def measuring(plan: Plan, _: object, left: list[int]) -> InSession:
+    def measuring(plan: SnapshotPlan, _: object, left: list[int]) -> InSession:
         _read(spark, up, config, path, plan, runs, count)
         return _Measured(
             spark, config, path, plan, left, partial(runs.timed, up, "direct", count), runs
@@ -202,7 +202,7 @@ class _Measured(InSession):
         spark: SparkSession,
         config: Config,
         path: Path,
-        plan: Plan,
+        plan: SnapshotPlan,
         left: list[int],
         timed: Callable[[], AbstractContextManager[None]],
         runs: Runs,
@@ -221,7 +221,7 @@ def _read(
     up: Servers,
     config: Config,
     path: Path,
-    plan: Plan,
+    plan: SnapshotPlan,
     runs: Runs,
     count: int,
 ) -> None:

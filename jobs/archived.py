@@ -91,7 +91,7 @@ def prove(
     from lockstep.jobs.compacting import proving as bases_proving  # noqa: PLC0415 - as above
 
     kept = proving.prove(config, opened(config), lsn, chain) if config.archive.path else None
-    known = topics.Known(kept.chains if kept else {}, chain)
+    known = topics.KnownChains(kept.chains if kept else {}, chain)
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]

@@ -55,7 +55,7 @@ _POLL_SECONDS: Final = 0.25
 _BACK: Final = 16
 
 
-class Frontier(NamedTuple):
+class RangeEnd(NamedTuple):
     """A place where a range begins or ends."""
 
     seq: int
@@ -142,17 +142,17 @@ class Replay:
 
     # -- the range ---------------------------------------------------------------------------------
 
-    def _frontier(self, wanted: Position) -> Frontier:
+    def _frontier(self, wanted: Position) -> RangeEnd:
         """Return the last frontier not above a position, of the topics or else of the archive."""
         if wanted == BEGINNING:
-            return Frontier(0, LSN(0))
+            return RangeEnd(0, LSN(0))
         if wanted == EARLIEST:
             raise ConfigError(f"{EARLIEST} names no place of the past", hint=f"give {BEGINNING}")
         place = None if wanted == LATEST else wanted
         with closing(Frontiers(self._config)) as log:
             placed = log.newest(place)
         if placed is not None:
-            return Frontier(placed.record.seq, placed.record.lsn)
+            return RangeEnd(placed.record.seq, placed.record.lsn)
         table = self._archive and self._archive.table
         found = archived.newest(self._config, table, None, place) if table else None
         if found is None:
@@ -160,7 +160,7 @@ class Replay:
                 f"neither topics nor archive have a frontier not above {wanted}",
                 hint="`cdc archive status` shows up to where the log is archived",
             )
-        return Frontier(found.applied.seq, found.applied.lsn)
+        return RangeEnd(found.applied.seq, found.applied.lsn)
 
     def _windows(self, reader: RangeReader, done: int) -> Iterator[tuple[int, list[Record]]]:
         """Yield the records after a seq, a window at a time, with the seq up to which it is."""

@@ -26,7 +26,7 @@ from cdc.runtime import spark as files
 from cdc.runtime.progress import Progress as Quiet
 from cdc.snapshot.initial import due, topic
 from cdc.snapshot.initial import session as initial
-from cdc.snapshot.initial.progress import Progress, Report
+from cdc.snapshot.initial.progress import Report, SnapshotProgress
 from cdc.source.export import is_export_running
 from cdc.source.pinned import connect_for_rows
 from lockstep.jobs.apply import app  # noqa: F401 - explains what is not installed, so before what imports Spark
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.snapshot.initial.host import HostProcess
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.records import SnapshotPlan
 
 _PRINT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
@@ -135,7 +135,7 @@ class _Sparks:
         self._session: SparkSession | None = None
         self._is_ours = False
 
-    def runner(self, plan: Plan, _: HostProcess | None, left: list[int]) -> InSession:
+    def runner(self, plan: SnapshotPlan, _: HostProcess | None, left: list[int]) -> InSession:
         """Start copying the remaining ranges of a plan."""
         if self._session is None:
             from pyspark.sql import SparkSession  # noqa: PLC0415 - after what explains its absence
@@ -154,7 +154,9 @@ class _Sparks:
             self._session.stop()
 
 
-def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.InitialLog) -> dict[str, Any]:
+def _join(
+    driver: Driver, sparks: _Sparks, plan: SnapshotPlan, known: topic.InitialLog
+) -> dict[str, Any]:
     """Copy the remaining ranges of a running snapshot's plan."""
     done = known.done(plan)
     left = {
@@ -162,7 +164,7 @@ def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.InitialLog) 
         for number, each in enumerate(plan.ranges())
         if ("rows", each.table, each.number) not in done
     }
-    progress = Progress(plan, time.monotonic())
+    progress = SnapshotProgress(plan, time.monotonic())
     progress.restart(known.ranges)
     driver.snapshotting(f"joining generation {plan.generation}")
     with closing(_Stopping(sparks.runner(plan, None, sorted(left)))) as running:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import FrontierRecord
-    from cdc.log.table_cuts import Cut
+    from cdc.log.table_cuts import TableCut
 
 log = logging.getLogger("cdc.console.channel")
 
@@ -67,14 +67,14 @@ def frontier_event(record: FrontierRecord) -> bytes:
     return b"id: %d\nevent: frontier\ndata: %s\n\n" % (record.seq, orjson.dumps(fields))
 
 
-def chunk_of(number: int, cut: Cut) -> Chunk:
+def chunk_of(number: int, cut: TableCut) -> Chunk:
     changes = [Sent(change) for change in cut.changes]
     frontier = frontier_event(cut.frontier) if cut.frontier else b""
     everything = b"".join([*(each.body for each in changes), frontier])
     return Chunk(number, cut.low, cut.high, changes, everything, frontier, time.monotonic())
 
 
-def after(cut: Cut, seq: int) -> Cut:
+def after(cut: TableCut, seq: int) -> TableCut:
     """Return a cut without what is not above a seq."""
     left = [each for each in cut.changes if each.seq > seq]
     return cut._replace(low=max(seq, cut.low), high=max(seq, cut.high), changes=left)
@@ -178,7 +178,7 @@ class Channel:
                 start = start_at(search, self._seq) or start
         with closing(TableCuts(self._config, self._topic, start)) as cuts:
             low = self._seq
-            held: Cut | None = None
+            held: TableCut | None = None
             shown_at = 0.0
             while not self._over.wait(_GATHER_SECONDS):
                 for cut in cuts.read(_FRONTIER_SECONDS):
@@ -191,7 +191,7 @@ class Channel:
                 if held and time.monotonic() - shown_at >= _FRONTIER_SECONDS:
                     low, held, shown_at = self._show(held), None, time.monotonic()
 
-    def _show(self, cut: Cut) -> int:
+    def _show(self, cut: TableCut) -> int:
         chunk = chunk_of(self._next, cut)
         with self._lock:
             self._chunks.append(chunk)

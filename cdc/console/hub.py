@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
-    from cdc.log.table_cuts import Cut
+    from cdc.log.table_cuts import TableCut
 
 # Each holds a thread, connections to the brokers and up to `channel.KEPT_BYTES`.
 MOST_TABLES: Final = 32
@@ -164,9 +164,9 @@ class Backlog:
             raise PastError(oldest)
         self.record = start.record if start.seq == seq else None
         self._cuts = TableCuts(config, topic, start)
-        self._found: Iterator[Cut] = iter(())
+        self._found: Iterator[TableCut] = iter(())
 
-    def next(self) -> Cut | None:
+    def next(self) -> TableCut | None:
         """Return the next cut; None if none has arrived for a moment."""
         found = next(self._found, None)
         if found is None:

@@ -28,7 +28,7 @@ _MOST_SECONDS: Final = 600.0
 _MARGIN_SECONDS: Final = 60.0
 
 
-class Place(NamedTuple):
+class GroupPlace(NamedTuple):
     """Where a group is in a partition; no record from there on was published before `ms`.
 
     In milliseconds since 1970; 0 if it is not known.
@@ -48,10 +48,10 @@ class GroupCompaction:
         self._lag_seconds = 0.0
         if self._topics:
             self._lag_seconds = _lag_seconds(config, self._topics)
-        self._checked: dict[Partition, Place] = {}
+        self._checked: dict[Partition, GroupPlace] = {}
         self._check_at = 0.0
 
-    def check(self, places: Mapping[Partition, Place]) -> None:
+    def check(self, places: Mapping[Partition, GroupPlace]) -> None:
         """Raise CompactedError if events from these places on are missing."""
         mine = {each: at for each, at in places.items() if each[0] in self._topics}
         self._check_at = time.monotonic() + min(_MOST_SECONDS, self._lag_seconds / _TIMES)
@@ -66,20 +66,20 @@ class GroupCompaction:
         for each, seq in found.items():
             expect_counted(self._config, each[0], seq, {each})
 
-    def check_if_due(self, places: Mapping[Partition, Place]) -> None:
+    def check_if_due(self, places: Mapping[Partition, GroupPlace]) -> None:
         """Check from the places of the last check on, if the lag could pass; note these."""
         if not self._topics or time.monotonic() < self._check_at:
             return
         self.check({each: self._checked[each] for each in places if each in self._checked})
         self._checked |= places
 
-    def got(self, places: Mapping[Partition, Place]) -> None:
+    def got(self, places: Mapping[Partition, GroupPlace]) -> None:
         """Check the places of partitions that the member has got, and note them."""
         self.check(places)
         self._checked |= places
 
 
-def _seq_before(search: FrontierSearch, partition: Partition, place: Place) -> int:
+def _seq_before(search: FrontierSearch, partition: Partition, place: GroupPlace) -> int:
     """Return the seq of the last frontier whose events in a partition are all before a place."""
     found = search.published_before(place.ms - int(1_000 * _MARGIN_SECONDS))
     seq, start = (found.record.seq, found.offset + 1) if found else (0, search.first)

@@ -24,7 +24,7 @@ from cdc.log import group_records, topics
 from cdc.log.client import NOT_THERE, settings, translate, translated
 from cdc.log.consumer import LogConsumer
 from cdc.log.frontier_search import FrontierSearch
-from cdc.log.group_compaction import GroupCompaction, Place
+from cdc.log.group_compaction import GroupCompaction, GroupPlace
 from cdc.log.group_records import GroupRecord, StartedTopic
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Received(NamedTuple):
     value: bytes
 
 
-class Progress:
+class GroupProgress:
     """The offsets of one partition that were received, and which of them are acknowledged.
 
     Acknowledgements come in any order; `committed` never passes one that is missing.
@@ -117,9 +117,9 @@ class Progress:
         return self._open[0] if self._open else self._position
 
     @property
-    def place(self) -> Place:
+    def place(self) -> GroupPlace:
         """Where the group is, by what is done."""
-        return Place(self.committed, self._published_ms[0] if self._open else self._ms)
+        return GroupPlace(self.committed, self._published_ms[0] if self._open else self._ms)
 
 
 class Group:
@@ -141,7 +141,7 @@ class Group:
         """
         self._config, self.name, self._released = config, name, released
         self._error: CDCError | None = None
-        self._progress: dict[Partition, Progress] = {}
+        self._progress: dict[Partition, GroupProgress] = {}
         self._committed: dict[Partition, int] = {}
         self._commit_at = 0.0
         self._is_paused = False
@@ -232,7 +232,7 @@ class Group:
                     raise
             self._committed |= moved
 
-    def _places(self, chosen: Iterable[Partition] | None = None) -> dict[Partition, Place]:
+    def _places(self, chosen: Iterable[Partition] | None = None) -> dict[Partition, GroupPlace]:
         """Return where the group is in the partitions that this member has."""
         return {each: self._progress[each].place for each in chosen or self._progress}
 
@@ -256,7 +256,7 @@ class Group:
                 [TopicPartition(each.topic, each.partition) for each in given]
             )
             return
-        self._progress |= {each: Progress(*place) for each, place in starts.items()}
+        self._progress |= {each: GroupProgress(*place) for each, place in starts.items()}
         self._committed |= {each: place.offset for each, place in starts.items()}
         if self._is_paused:
             client.pause([TopicPartition(*each) for each in starts])
@@ -280,7 +280,7 @@ class Group:
             self._progress.pop(each, None)
             self._committed.pop(each, None)
 
-    def _starts(self, client: Consumer, given: list[TopicPartition]) -> dict[Partition, Place]:
+    def _starts(self, client: Consumer, given: list[TopicPartition]) -> dict[Partition, GroupPlace]:
         """Return where to read on; raise GapError if it is unknown or no longer there."""
         found = {}
         for each in client.committed(given, timeout=_TIMEOUT_SECONDS):
@@ -293,7 +293,7 @@ class Group:
                     " no member for offsets.retention.minutes",
                     hint=_SEEK,
                 )
-            found[partition] = Place(max(0, offset), _ms(each.metadata))
+            found[partition] = GroupPlace(max(0, offset), _ms(each.metadata))
         with closing(LogConsumer(self._config)) as consumer:
             held = consumer.confirmed(found)
         for partition, place in found.items():
@@ -403,7 +403,7 @@ def _set(
     offsets = _offsets(config, client, places, start)
     at_ms = now_ms if start == NOW else 0
     try:
-        _commit(client, {each: Place(offset, at_ms) for each, offset in offsets.items()})
+        _commit(client, {each: GroupPlace(offset, at_ms) for each, offset in offsets.items()})
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALONE:
             raise translate(error.args[0], f"committing offsets of {name}") from error
@@ -465,7 +465,7 @@ def _ms(metadata: str | None) -> int:
     return int(metadata) if metadata and metadata.isdecimal() else 0
 
 
-def _commit(client: Consumer, places: Mapping[Partition, Place]) -> None:
+def _commit(client: Consumer, places: Mapping[Partition, GroupPlace]) -> None:
     done = client.commit(
         offsets=[
             TopicPartition(*each, place.offset, metadata=str(place.ms))

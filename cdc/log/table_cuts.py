@@ -51,7 +51,7 @@ class Change(NamedTuple):
     value: bytes
 
 
-class Cut(NamedTuple):
+class TableCut(NamedTuple):
     """Every change of the table above seq `low`, up to `high`.
 
     Without a frontier it is a part of a large cut, and more of the same follows.
@@ -155,7 +155,7 @@ class TableCuts:
         """Whether it has read every frontier that was there when it started."""
         return self._tail.has_caught_up
 
-    def read(self, seconds: float) -> Iterator[Cut]:
+    def read(self, seconds: float) -> Iterator[TableCut]:
         """Yield the cuts that have arrived, several as one; wait `seconds` at most for the first.
 
         Every one must be taken: those that are not are lost for this reader.
@@ -192,7 +192,7 @@ class TableCuts:
                 if len(found.values) != events:
                     raise self._incomplete((topic, number), end, events, 0)
 
-    def _cut(self, group: list[FrontierRecord]) -> Iterator[Cut]:
+    def _cut(self, group: list[FrontierRecord]) -> Iterator[TableCut]:
         """Yield one group's changes."""
         ends: dict[Partition, int] = {}
         counts: dict[Partition, int] = {}
@@ -216,7 +216,7 @@ class TableCuts:
             found = [self._located(each, ends[each], counts[each], low) for each in counts]
             changes = sorted(change for part in found for change in part)
         self._ends.update(ends)
-        yield Cut(low, last.seq, changes, last)
+        yield TableCut(low, last.seq, changes, last)
 
     def _located(self, partition: Partition, end: int, events: int, low: int) -> list[Change]:
         """Return a partition's changes above `low`, which must be `events`."""
@@ -250,7 +250,7 @@ class TableCuts:
         counts: dict[Partition, int],
         last: FrontierRecord,
         low: int,
-    ) -> Generator[Cut, None, int]:
+    ) -> Generator[TableCut, None, int]:
         """Yield a large cut's changes in parts; return the seq of the last."""
         with ExitStack() as stack:
             streams = []
@@ -263,7 +263,7 @@ class TableCuts:
             merged = heapq.merge(*streams)
             while part := list(islice(merged, MOST_CHANGES)):
                 assert part[-1].seq <= last.seq
-                yield Cut(low, part[-1].seq, part, None)
+                yield TableCut(low, part[-1].seq, part, None)
                 low = part[-1].seq
         return low
 

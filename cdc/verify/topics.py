@@ -46,21 +46,23 @@ class TopicsProof(NamedTuple):
     anchored: bool  # whether a frontier has the chain that was looked for
 
 
-class Known(NamedTuple):
+class KnownChains(NamedTuple):
     """What is known of the chain: by LSN and seq of some frontiers, and one to look for."""
 
     chains: Mapping[tuple[LSN, int], str] = MappingProxyType({})
     anchor: str | None = None
 
 
-def prove(config: Config, upto: LSN | None = None, known: Known | None = None) -> TopicsProof:
+def prove(config: Config, upto: LSN | None = None, known: KnownChains | None = None) -> TopicsProof:
     """Read and compare everything up to an LSN, or to the newest frontier."""
     with closing(RangeReader(config)) as reader:
-        return _Proving(config, reader, upto, known or Known()).run()
+        return _Proving(config, reader, upto, known or KnownChains()).run()
 
 
 class _Proving:
-    def __init__(self, config: Config, reader: RangeReader, upto: LSN | None, known: Known) -> None:
+    def __init__(
+        self, config: Config, reader: RangeReader, upto: LSN | None, known: KnownChains
+    ) -> None:
         self._config, self._reader, self._upto, self._known = config, reader, upto, known
         self._topic = names.frontier_topic(config.prefix)
         self._ends: dict[Partition, int] = {}

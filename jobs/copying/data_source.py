@@ -32,7 +32,7 @@ from cdc.keyring.opening import ciphers_of
 from cdc.log.records import SchemaRecord
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
-from cdc.snapshot.initial.records import Plan, PlannedTable, Range
+from cdc.snapshot.initial.records import Range, SnapshotPlan, SnapshotTable
 from cdc.snapshot.initial.task import masks, prove, range_rows
 from cdc.source.pinned import connect_for_rows, pinned, portable_config, portable_dsn
 from lockstep.jobs.copying import adbc
@@ -54,7 +54,7 @@ class CopiedTable:
     """One published table's part of a plan: its version, its tables and ranges, by number."""
 
     version: SchemaRecord
-    tables: dict[int, PlannedTable]
+    tables: dict[int, SnapshotTable]
     ranges: tuple[Range, ...]
     snapshot: str
     tasks: int
@@ -62,7 +62,7 @@ class CopiedTable:
     taken_at_us: int
 
 
-def table_of(plan: Plan, name: str) -> CopiedTable:
+def table_of(plan: SnapshotPlan, name: str) -> CopiedTable:
     """Return the plan's part for the table `schema.table`; raise ConfigError if it has none."""
     for version in plan.schemas.values():
         if f"{version.schema}.{version.table}" == name:
@@ -130,7 +130,7 @@ def _from_option(text: str) -> CopiedTable:
     return table
 
 
-def _running(config: Config) -> Plan:
+def _running(config: Config) -> SnapshotPlan:
     plan = topic.read(config).plan
     if plan is None:
         raise ConfigError(

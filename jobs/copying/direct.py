@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from cdc.errors import ConfigError, FencedError, GapError
 from cdc.log.publisher import Publisher
 from cdc.snapshot.initial import topic
-from cdc.snapshot.initial.records import Plan, RangeRecord
+from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan
 from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows, portable_config
 from lockstep.jobs.copying import mirror_writers
@@ -59,7 +59,9 @@ class Group:
         return self.number + 1 == self.of
 
 
-def copy(spark: SparkSession, config: Config, config_file: Path, plan: Plan) -> list[RangeRecord]:
+def copy(
+    spark: SparkSession, config: Config, config_file: Path, plan: SnapshotPlan
+) -> list[RangeRecord]:
     """Copy the remaining ranges of the plan's direct tables; return what was recorded. Blocks."""
     names = sorted(
         {
@@ -99,7 +101,7 @@ def groups(ranges: Sequence[Range]) -> list[Group]:
 class CopyLog:
     """The log's side: which of the plan's ranges it has, and the records to write."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: Config, plan: SnapshotPlan) -> None:
         self._config = config
         # Task 0's producer: its own ranges are already copied to the log, and a new generation
         # fences it.
@@ -135,7 +137,12 @@ class MirrorCopy:
     """One table's mirror."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, table: CopiedTable
+        self,
+        spark: SparkSession,
+        config: Config,
+        config_file: Path,
+        plan: SnapshotPlan,
+        table: CopiedTable,
     ) -> None:
         if config.delta.path is None:
             raise ConfigError(

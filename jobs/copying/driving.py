@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.snapshot.initial.progress import Progress
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.progress import SnapshotProgress
+    from cdc.snapshot.initial.records import SnapshotPlan
 
 # How many lines of a failure in Spark are kept to show where it is.
 _PLACES: Final = 8
@@ -44,7 +44,12 @@ class InSession:
     """One run, which starts when the object is created."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, left: list[int]
+        self,
+        spark: SparkSession,
+        config: Config,
+        config_file: Path,
+        plan: SnapshotPlan,
+        left: list[int],
     ) -> None:
         """`left` has the tasks with remaining ranges."""
         self._spark, self._config, self._file, self._plan = spark, config, config_file, plan
@@ -53,7 +58,7 @@ class InSession:
         self._pool = ThreadPoolExecutor(1, "snapshot")
         self._ended: Future[None] = self._pool.submit(self._run, left)
 
-    def turn(self, seconds: float, progress: Progress) -> bool:
+    def turn(self, seconds: float, progress: SnapshotProgress) -> bool:
         """Wait at most `seconds`; return whether all is copied. Raises the error that ended it."""
         wait_for([self._ended], seconds)
         # Checked before the records are taken, so that its last records are included.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.snapshot.initial.records import Plan, RangeRecord
+    from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan
 
 # The first try included; spark.task.maxFailures has the same default.
 _TRIES: Final = 4
@@ -49,7 +49,9 @@ class Failure:
         return InvariantError(self.what, hint=self.hint)
 
 
-def copy(spark: SparkSession, config: Config, plan: Plan, tasks: list[int]) -> list[RangeRecord]:
+def copy(
+    spark: SparkSession, config: Config, plan: SnapshotPlan, tasks: list[int]
+) -> list[RangeRecord]:
     """Return what the tasks wrote to the log, once all have ended. Raises a task's error.
 
     `config` must be self-contained (`cdc.source.pinned.portable_config`).
@@ -68,7 +70,7 @@ def copy(spark: SparkSession, config: Config, plan: Plan, tasks: list[int]) -> l
 
 
 def copy_ranges(
-    config: Config, plan: Plan, numbers: Iterator[int]
+    config: Config, plan: SnapshotPlan, numbers: Iterator[int]
 ) -> Iterator[RangeRecord | Failure]:
     """Copy a task's ranges in an executor; yield each one's record, or why the task failed."""
     for number in numbers:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from lockstep.sinks.contract import Version
-    from lockstep.sinks.topic.records import Frontier, Started
+    from lockstep.sinks.topic.records import Started, TopicFrontier
 
 # No record is compacted away by a newer one that is younger than this: readers have as long to read
 # what the frontier record names.
@@ -130,7 +130,7 @@ class Cluster:
         made = topics.ensure(self.admin, self._config, [topics.Topic(self.own, 1, _OWN)])
         self._own_id = made[self.own].topic_id
 
-    def read(self) -> tuple[Frontier, Started] | None:
+    def read(self) -> tuple[TopicFrontier, Started] | None:
         """Return the newest records; None if there is no store.
 
         What was just committed is waited for, but not for a writer that does not end: its

@@ -55,7 +55,7 @@ class TopicTable(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, key=key)
 
 
-class Frontier(msgspec.Struct, frozen=True, kw_only=True):
+class TopicFrontier(msgspec.Struct, frozen=True, kw_only=True):
     """The record `frontier`: all of it is in the topics, below `ends`."""
 
     pipeline: str
@@ -75,7 +75,7 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
             return Applied.beginning("", self.generation)
         return Applied.from_fields(self.applied)
 
-    def at(self, applied: Applied, tables: Mapping[str, TopicTable]) -> Frontier:
+    def at(self, applied: Applied, tables: Mapping[str, TopicTable]) -> TopicFrontier:
         """Return the record of a later frontier."""
         return msgspec.structs.replace(
             self,
@@ -96,11 +96,11 @@ class Started(msgspec.Struct, frozen=True):
 
 
 encode: Final = msgspec.json.Encoder().encode
-_frontier: Final = msgspec.json.Decoder(Frontier).decode
+_frontier: Final = msgspec.json.Decoder(TopicFrontier).decode
 _started: Final = msgspec.json.Decoder(Started).decode
 
 
-def decoded(topic: str, found: Mapping[bytes, bytes]) -> tuple[Frontier, Started] | None:
+def decoded(topic: str, found: Mapping[bytes, bytes]) -> tuple[TopicFrontier, Started] | None:
     """Return the newest records; None if there is no frontier record."""
     if FRONTIER not in found:
         return None

@@ -29,7 +29,7 @@ from cdc.log.partitions import Range
 from lockstep.sinks.contract import StoreState, expect_alone, expect_key
 from lockstep.sinks.topic import records
 from lockstep.sinks.topic.cluster import Cluster
-from lockstep.sinks.topic.records import Frontier, Started
+from lockstep.sinks.topic.records import Started, TopicFrontier
 from lockstep.sinks.topic.rows import Record, Rows
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TopicSink:
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
         self._cluster = Cluster(settings)
-        self._known: tuple[Frontier, Started] | None = None  # once it is opened
+        self._known: tuple[TopicFrontier, Started] | None = None  # once it is opened
         self._token = ""
         self._cut: _Cut | None = None
         self._rows: Rows | None = None
@@ -209,7 +209,7 @@ class TopicSink:
             else:
                 return
 
-    def _opened(self) -> tuple[Frontier, Started]:
+    def _opened(self) -> tuple[TopicFrontier, Started]:
         """Return what the own topic has, as its only writer."""
         if self._cluster.publisher is None:
             self._cluster.fence()
@@ -218,7 +218,7 @@ class TopicSink:
             raise StoreLostError("another generation, or another store, is in its place")
         return self._known
 
-    def _created(self) -> tuple[Frontier, Started]:
+    def _created(self) -> tuple[TopicFrontier, Started]:
         """Write the first records of a store that has none; return them."""
         if self._cluster.leftovers():
             raise StoreLostError(f"the frontier record in {self._cluster.own} is missing")
@@ -233,9 +233,9 @@ class TopicSink:
         assert self._known is not None, "it was read or written"
         return self._known
 
-    def _new(self, generation: int, tables: dict[str, TopicTable]) -> tuple[Frontier, Started]:
+    def _new(self, generation: int, tables: dict[str, TopicTable]) -> tuple[TopicFrontier, Started]:
         self._token = token_hex(8)
-        frontier = Frontier(
+        frontier = TopicFrontier(
             pipeline=self._settings.pipeline,
             follower=self._settings.follower,
             generation=generation,
@@ -259,7 +259,7 @@ class TopicSink:
         failpoints.reach("topic_sent")
         return self._cluster.written_ends(tables)
 
-    def _put(self, frontier: Frontier, started: Started) -> None:
+    def _put(self, frontier: TopicFrontier, started: Started) -> None:
         """Write both records, and commit."""
         encode = records.encode
         self._cluster.put({records.FRONTIER: encode(frontier), records.STARTED: encode(started)})

@@ -105,12 +105,12 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
     assert position.newest is not None
     assert (proof.cuts, proof.seq) == (position.newest.number, position.applied.seq)
     assert (proof.events, proof.undigested, proof.erased) == (proof.seq, 0, 0)
-    live = topics.prove(kept.config, known=topics.Known(proof.chains, proof.chain))
+    live = topics.prove(kept.config, known=topics.KnownChains(proof.chains, proof.chain))
     assert not live.findings
     assert (live.seq_from, live.events, live.anchored) == (1, live.seq, True)
     assert len(proof.chains) == proof.cuts
     first, *_ = proof.chains
-    other = topics.prove(kept.config, known=topics.Known({first: "x"}, "x"))
+    other = topics.prove(kept.config, known=topics.KnownChains({first: "x"}, "x"))
     assert not other.anchored
     assert len(other.findings) == 1, other.findings
     chance = Random(15)

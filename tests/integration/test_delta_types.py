@@ -24,7 +24,7 @@ from cdc.events import LSN
 from cdc.keyring import file
 from cdc.keyring.opening import ciphers_of
 from cdc.log.records import SchemaRecord
-from cdc.snapshot.initial.records import PlannedTable
+from cdc.snapshot.initial.records import SnapshotTable
 from cdc.source.connection import connect
 from cdc.source.described import DescribedTable, describe_tables
 from lockstep.jobs.copying.data_source import CopiedTable, Ranges, SnapshotReader, spark_schema
@@ -80,10 +80,12 @@ class Mirror:
         return pa.Table.from_batches(batches, to_arrow_schema(schema, timezone="UTC"))
 
 
-def _planned(reported: DescribedTable, version: SchemaRecord, pages_per_range: int) -> PlannedTable:
+def _planned(
+    reported: DescribedTable, version: SchemaRecord, pages_per_range: int
+) -> SnapshotTable:
     [heap] = reported.heaps
     names = tuple(column.name for column in reported.columns)
-    return PlannedTable(
+    return SnapshotTable(
         schema_id=version.schema_id,
         partitions=1,
         relation_id=reported.oid,

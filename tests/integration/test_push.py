@@ -122,7 +122,7 @@ def test_a_large_transaction_is_merged_from_its_partitions_in_parts(
         with closing(FrontierSearch(line.config)) as search:
             start = table_cuts.start_at(search, seq)
         assert start is not None
-        found: list[table_cuts.Cut] = []
+        found: list[table_cuts.TableCut] = []
         with closing(table_cuts.TableCuts(line.config, topic, start)) as cuts:
             while not found or found[-1].high < end:
                 found += cuts.read(1.0)

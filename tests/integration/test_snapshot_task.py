@@ -18,7 +18,7 @@ from cdc.log import names, reader
 from cdc.log.dead_letters import DeadLetterAssembler
 from cdc.log.publisher import Publisher
 from cdc.snapshot.initial import planning, topic
-from cdc.snapshot.initial.records import Plan, SnapshotState
+from cdc.snapshot.initial.records import SnapshotPlan, SnapshotState
 from cdc.snapshot.initial.task import CopyTask, run_task
 from cdc.source.export import Export
 from tests.faults.test_dead_letters import set_limit
@@ -38,7 +38,7 @@ def export(line: PipelineUnderTest) -> Export:
     return made
 
 
-def planned(line: PipelineUnderTest, made: Export, generation: int = 1) -> Plan:
+def planned(line: PipelineUnderTest, made: Export, generation: int = 1) -> SnapshotPlan:
     """Write a plan to the log, as the coordinator does."""
     config, known = line.config, topic.read(line.config)
     resumed = reader.read_resume(config)
@@ -55,7 +55,7 @@ def planned(line: PipelineUnderTest, made: Export, generation: int = 1) -> Plan:
 
 
 @contextmanager
-def planned_snapshot(line: PipelineUnderTest) -> Iterator[Plan]:
+def planned_snapshot(line: PipelineUnderTest) -> Iterator[SnapshotPlan]:
     made = export(line)
     try:
         yield planned(line, made)
@@ -200,7 +200,7 @@ def test_a_task_holds_little_however_large_its_range_is(pipeline: NewPipeline) -
     assert peak_kib * 1_024 / 1e6 < TASK_MB
 
 
-def _copy(pipe: Any, config: Any, plan: Plan) -> None:  # noqa: ANN401 - a process' arguments
+def _copy(pipe: Any, config: Any, plan: SnapshotPlan) -> None:  # noqa: ANN401 - a process' arguments
     records = list(run_task(config, plan, 0))
     # Not getrusage's peak, which starts from that of the parent process.
     status = Path("/proc/self/status").read_text().splitlines()

@@ -22,7 +22,7 @@ from tests.fixtures.read_back import read_to_end
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.snapshot.initial.records import Plan, RangeRecord
+    from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan
 
 TABLES = (
     "CREATE TABLE big (id int PRIMARY KEY, a text, n numeric(10,2), at timestamptz)",
@@ -59,7 +59,7 @@ class Stumbling:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fail: list[Callable[[], None]] = []  # one a call
-        self.plans: list[Plan] = []
+        self.plans: list[SnapshotPlan] = []
         record, copy = direct.CopyLog.record, direct.copy
 
         def recording(log: direct.CopyLog, records: list[RangeRecord]) -> None:
@@ -147,7 +147,7 @@ def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
     assert mirror(lake, "big").version() == version
 
 
-def write_late(spark: SparkSession, made: PipelineUnderTest, plan: Plan) -> None:
+def write_late(spark: SparkSession, made: PipelineUnderTest, plan: SnapshotPlan) -> None:
     """Write and record a group as the driver of this plan's generation would."""
     spark.dataSource.register(SnapshotSource)
     table = table_of(plan, "public.big")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.deliver.lanes import Event, Lanes, Sending
-from cdc.log.groups import Progress
+from cdc.log.groups import GroupProgress
 
 
 def event(lane: int, offset: int) -> Event:
@@ -103,7 +103,7 @@ def test_what_is_committed_never_passes_what_is_not_acknowledged(
     offsets: list[int], chance: Random
 ) -> None:
     offsets.sort()
-    progress, left = Progress(0), set(offsets)
+    progress, left = GroupProgress(0), set(offsets)
     for offset in offsets:
         progress.receive(offset)
     order = list(offsets)

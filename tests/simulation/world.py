@@ -19,7 +19,7 @@ from cdc.log.publisher import PRODUCERS
 from cdc.log.topics import internal_topics
 from cdc.snapshot.initial import due, handover
 from cdc.snapshot.initial import topic as snapshot_topic
-from cdc.snapshot.initial.records import Plan, SnapshotState
+from cdc.snapshot.initial.records import SnapshotPlan, SnapshotState
 from cdc.source.timelines import System
 from tests.property.histories import TABLES, History
 from tests.property.stream import EPOCH, PARTITIONS
@@ -114,7 +114,7 @@ class World:
 
     def _unfinished(self) -> list[snapshot_topic.Record]:
         """Return the records of a snapshot without rows that lacks only its hand-over."""
-        self.plan = Plan(
+        self.plan = SnapshotPlan(
             pipeline=self.config.pipeline, generation=1, token="token", epoch=EPOCH,
             database="shop_db", publication=records.PinnedPublication(name="p", oid=1, tables={}),
             snapshot="s", lsn=LSN(0x100), taken_at_us=0, tasks=1, first_seq=1, next_seq=1,

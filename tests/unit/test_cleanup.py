@@ -12,8 +12,8 @@ from cdc.config import Config, load
 from cdc.errors import ConfigError
 from cdc.events import LSN, TRUNCATE_KEY, row_key
 from cdc.log import cleanup, topics
-from cdc.log.group_compaction import Place
-from cdc.log.groups import Progress
+from cdc.log.group_compaction import GroupPlace
+from cdc.log.groups import GroupProgress
 from cdc.log.inspection import TopicFacts
 from cdc.log.records import SchemaRecord
 from cdc.operate.doctor.topics import check_topic
@@ -127,21 +127,21 @@ def test_a_truncate_has_no_rows_key() -> None:
 
 
 def test_a_groups_place_is_as_old_as_its_first_open_record() -> None:
-    progress = Progress(5, 100)
-    assert progress.place == Place(5, 100)
+    progress = GroupProgress(5, 100)
+    assert progress.place == GroupPlace(5, 100)
     progress.receive(6, 200)
     progress.receive(8, 300)
     progress.wait(999)
-    assert progress.place == Place(6, 200)
+    assert progress.place == GroupPlace(6, 200)
     progress.acknowledge(6)
-    assert progress.place == Place(8, 300)
+    assert progress.place == GroupPlace(8, 300)
     progress.acknowledge(8)
-    assert progress.place == Place(9, 300)
+    assert progress.place == GroupPlace(9, 300)
     progress.wait(400)
-    assert progress.place == Place(9, 300), "it may have more that has not arrived"
+    assert progress.place == GroupPlace(9, 300), "it may have more that has not arrived"
     progress.end(10)
     progress.wait(400)
-    assert progress.place == Place(10, 400)
+    assert progress.place == GroupPlace(10, 400)
     progress.skip(11)
     progress.wait(500)
-    assert progress.place == Place(11, 400)
+    assert progress.place == GroupPlace(11, 400)

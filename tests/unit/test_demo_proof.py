@@ -23,12 +23,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Return the findings between a state and rows that the database is made to return."""
 
     def run(state: TableState, stored: list[Row], key: tuple[str, ...] = ("id",)) -> list[str]:
-        def rows(connection: object, table: database.PublishedTable) -> Iterator[Row]:
+        def rows(connection: object, table: database.ComparedTable) -> Iterator[Row]:
             return iter(stored)
 
         monkeypatch.setattr(database, "rows", rows)
         columns = tuple(stored[0]) if stored else ("id",)
-        table = database.PublishedTable("public", "users", columns, key, sql.SQL("").format())
+        table = database.ComparedTable("public", "users", columns, key, sql.SQL("").format())
         findings = Findings()
         count = compare(state, table, cast("psycopg.Connection[Any]", None), findings)
         assert count == len(stored)

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
 from cdc.events import LSN
 from cdc.runtime.spark import job
-from cdc.snapshot.initial.records import Plan, Range
+from cdc.snapshot.initial.records import Range, SnapshotPlan
 from lockstep.jobs.copying import direct, tasks
 from lockstep.jobs.copying.data_source import table_of
 from lockstep.jobs.copying.driving import translated
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cdc.snapshot.initial.records import RangeRecord
 
-PLAN = Plan(
+PLAN = SnapshotPlan(
     pipeline="p", generation=1, token="", epoch=1, database="d", snapshot="s", lsn=LSN(1),
     taken_at_us=0, tasks=2, first_seq=1, next_seq=1, publication=None,  # type: ignore[arg-type]
 )  # fmt: skip

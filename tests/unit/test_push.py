@@ -12,7 +12,7 @@ from cdc.console.filters import Sent, StreamFilter, parse
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import FrontierRecord, SchemaColumn, SchemaRecord
-from cdc.log.table_cuts import Change, Cut
+from cdc.log.table_cuts import Change, TableCut
 from tests.unit.test_console import ask
 
 
@@ -110,7 +110,7 @@ def test_what_was_shown_already_is_cut_off_after_a_reconnect_to_the_log() -> Non
     record = FrontierRecord(
         pipeline="p", epoch=1, lsn=LSN(9), seq=5, committed_at_us=1, partitions=()
     )
-    cut = Cut(2, 5, [change(each, "c", after={"id": 1}) for each in (3, 4, 5)], record)
+    cut = TableCut(2, 5, [change(each, "c", after={"id": 1}) for each in (3, 4, 5)], record)
     left = after(cut, 4)
     assert ([each.seq for each in left.changes], left.low, left.high) == ([5], 4, 5)
     chunk = chunk_of(1, left)

@@ -12,7 +12,7 @@ from cdc.config import Config, Log, Source
 from cdc.encode.partition import partition_of
 from cdc.log import reader
 from cdc.snapshot.initial import leftovers
-from cdc.snapshot.initial.records import Plan, PlannedTable, StalePartition
+from cdc.snapshot.initial.records import SnapshotPlan, SnapshotTable, StalePartition
 
 TOPIC = "shop.public.users"
 _FIRST = 1_000  # the first of this generation's seqs
@@ -40,12 +40,12 @@ def deleted(log: Log_, partitions: int, monkeypatch: pytest.MonkeyPatch) -> set[
     monkeypatch.setattr(reader, "read_partition", read)
     monkeypatch.setattr(leftovers, "event_format_of", lambda *_: b"")
     config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
-    tables = [cast("PlannedTable", type("T", (), {"schema_id": 1, "partitions": partitions})())]
+    tables = [cast("SnapshotTable", type("T", (), {"schema_id": 1, "partitions": partitions})())]
     found: list[bytes] = []
     for number in sorted(log):
         of = StalePartition(schema_id=1, topic=TOPIC, partition=number, events=100, first_seq=5_000)
         fields: Any = {"stale": (of,), "tables": tables, "schemas": {1: _Schema()}}
-        plan = cast("Plan", type("P", (), {**fields, "first_seq": _FIRST})())
+        plan = cast("SnapshotPlan", type("P", (), {**fields, "first_seq": _FIRST})())
         found += leftovers.LeftoverDeletes(config, plan, 0, cast("Any", None)).left(1, 0)
     assert len(set(found)) == len(found)
     return set(found)

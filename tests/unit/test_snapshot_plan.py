@@ -20,12 +20,12 @@ from cdc.operate.findings import Finding, Severity
 from cdc.sequence.relations import Relations
 from cdc.snapshot.initial.export import waited_for
 from cdc.snapshot.initial.plan import Seqs, cut, keyless, stale_partitions, version
-from cdc.snapshot.initial.progress import Progress
+from cdc.snapshot.initial.progress import SnapshotProgress
 from cdc.snapshot.initial.records import (
-    Plan,
-    PlannedTable,
     RangeRecord,
+    SnapshotPlan,
     SnapshotState,
+    SnapshotTable,
     StalePartition,
 )
 from cdc.source.described import DescribedTable, Heap, SentColumn
@@ -67,7 +67,7 @@ def described(name: str, *heaps: Heap, where: str | None = None) -> DescribedTab
 
 def planned(
     *tables: DescribedTable, range_pages: int = 8, first_seq: int = 1
-) -> tuple[list[PlannedTable], int]:
+) -> tuple[list[SnapshotTable], int]:
     relations, seqs = Relations("shop", [], 0), Seqs(first_seq)
     found = []
     config = replace(CONFIG, snapshot=Snapshot(range_bytes=PAGE * range_pages))
@@ -77,7 +77,7 @@ def planned(
     return found, seqs.next
 
 
-def plan_of(tables: list[PlannedTable], next_seq: int, tasks: int = 2) -> Plan:
+def plan_of(tables: list[SnapshotTable], next_seq: int, tasks: int = 2) -> SnapshotPlan:
     schema = SchemaRecord(
         schema_id=1, relation_id=7, schema="public", table="t", topic="shop.public.t",
         replica_identity="d", from_lsn=LSN(1), key=("id",),
@@ -85,7 +85,7 @@ def plan_of(tables: list[PlannedTable], next_seq: int, tasks: int = 2) -> Plan:
             SchemaColumn(name="id", type_id=23, type="int4", type_modifier=-1, nullable=False),
         ),
     )  # fmt: skip
-    return Plan(
+    return SnapshotPlan(
         pipeline="shop", generation=2, token="t", epoch=1, database="shop",
         publication=PinnedPublication("p", 1, {}), snapshot="0-1", lsn=LSN(0x16E9058),
         taken_at_us=5, tasks=tasks, first_seq=1, next_seq=next_seq, tables=tuple(tables),
@@ -180,7 +180,9 @@ def test_of_older_generations_keys_are_deleted_and_keyless_tables_truncated() ->
 
 def test_records_are_exact_both_ways() -> None:
     tables, end = planned(described("t", heap("t", 20)))
-    head = log_records.decode(Plan, log_records.encode(plan_of([], end)), "shop.cdc.snapshot")
+    head = log_records.decode(
+        SnapshotPlan, log_records.encode(plan_of([], end)), "shop.cdc.snapshot"
+    )
     assert head == plan_of([], end)
     done = RangeRecord(
         generation=1, part="gone", table=0, number=3, rows=2, bytes=9,
@@ -197,7 +199,7 @@ def test_records_are_exact_both_ways() -> None:
 def test_progress_counts_each_range_once_and_estimates_the_time_left() -> None:
     tables, end = planned(described("t", heap("t", 20)))
     plan = plan_of(tables, end)
-    progress = Progress(plan, 0.0)
+    progress = SnapshotProgress(plan, 0.0)
     progress.report(0.0)
     done = RangeRecord(generation=2, table=0, number=0, rows=80, bytes=800, ends=(), seconds=1.0)
     progress.reported(0, 0, 40, 400)
@@ -217,7 +219,7 @@ def test_progress_counts_each_range_once_and_estimates_the_time_left() -> None:
     assert progress.complete
     assert progress.report(3.0).seconds_left == 0
     # A generation without ranges is complete at once.
-    assert Progress(plan_of([], 1), 0.0).report(0.0).percent == 100
+    assert SnapshotProgress(plan_of([], 1), 0.0).report(0.0).percent == 100
 
 
 def test_the_doctor_shows_what_a_snapshot_needs_and_costs() -> None:

@@ -17,7 +17,7 @@ from cdc.log.publisher import IN_FLIGHT_BYTES, BoundedPublisher
 from cdc.log.records import PinnedPublication
 from cdc.snapshot.initial import rate
 from cdc.snapshot.initial.rate import Pace
-from cdc.snapshot.initial.records import Plan, PlannedTable
+from cdc.snapshot.initial.records import SnapshotPlan, SnapshotTable
 from cdc.snapshot.initial.task import range_query, transaction_seconds
 
 
@@ -53,18 +53,18 @@ def config(**snapshot: Any) -> Config:  # noqa: ANN401 - of the section
     )
 
 
-def planned(**changed: Any) -> PlannedTable:  # noqa: ANN401 - a table's fields
+def planned(**changed: Any) -> SnapshotTable:  # noqa: ANN401 - a table's fields
     fields: dict[str, Any] = {
         "schema_id": 1, "partitions": 4, "relation_id": 1, "relation": 'public."T"', "filenode": 1,
         "outputs": ('pg_catalog.textin("int4out"("a"))', '"b"::pg_catalog.text'),
         "columns": ("a", "b"), "attnums": (1, 2), "pages": 100, "pages_per_range": 40,
         "rows_per_page": 291, "first_seq": 1, "rows": 10_000, "bytes": 819_200,
     }  # fmt: skip
-    return PlannedTable(**fields | changed)
+    return SnapshotTable(**fields | changed)
 
 
-def plan(*tables: PlannedTable, tasks: int = 2) -> Plan:
-    return Plan(
+def plan(*tables: SnapshotTable, tasks: int = 2) -> SnapshotPlan:
+    return SnapshotPlan(
         pipeline="p", generation=1, token="t", epoch=1, database="d", snapshot="s", lsn=LSN(1),
         publication=PinnedPublication("p", 1, {}), taken_at_us=0, tasks=tasks, first_seq=1,
         next_seq=9, tables=tables,

@@ -21,8 +21,8 @@ from lockstep.sinks.topic.cluster import TopicSettings
 from lockstep.sinks.topic.records import (
     FRONTIER,
     STARTED,
-    Frontier,
     Started,
+    TopicFrontier,
     TopicTable,
     decoded,
     encode,
@@ -129,7 +129,7 @@ def test_random_cuts_end_as_a_model(rows: Rows, seed: int) -> None:
 
 def test_records_are_read_as_they_were_written() -> None:
     table = TopicTable("x.public.users", "id", ("id",), (4, 0))
-    new = Frontier(pipeline="shop", follower="copy", generation=1, token="t", tables={})
+    new = TopicFrontier(pipeline="shop", follower="copy", generation=1, token="t", tables={})
     later = new.at(applied(7), {T: table.at({("x.public.users", 1): 9})})
     found = decoded("own", {FRONTIER: encode(later), STARTED: encode(Started("t", 8))})
     assert found is not None

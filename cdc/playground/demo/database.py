@@ -114,7 +114,7 @@ ORDER BY a.attnum
 """
 
 
-class PublishedTable(NamedTuple):
+class ComparedTable(NamedTuple):
     """A published table: the columns that the log has, and its key columns."""
 
     schema: str
@@ -142,7 +142,7 @@ def published(
     connection: psycopg.Connection,
     publication: str,
     forms: Mapping[str, str] = {},
-) -> list[PublishedTable]:
+) -> list[ComparedTable]:
     """Return the publication's tables; some types' values have other `forms` than the log's."""
     from_15 = connection.info.server_version >= 150000  # noqa: PLR2004 - column lists came with 15
     narrowed = "t.attnames, t.rowfilter" if from_15 else "NULL::name[], NULL::text"
@@ -150,7 +150,7 @@ def published(
     return [_table(connection, forms, *row) for row in tables.fetchall()]
 
 
-def rows(connection: psycopg.Connection, table: PublishedTable) -> Iterator[Row]:
+def rows(connection: psycopg.Connection, table: ComparedTable) -> Iterator[Row]:
     """Yield every row as the log must show it."""
     with connection.cursor(name="lockstep_proof") as cursor:
         cursor.itersize = _BATCH_ROWS
@@ -178,7 +178,7 @@ def _table(
     table: str,
     published_columns: list[str] | None,
     row_filter: str | None,
-) -> PublishedTable:
+) -> ComparedTable:
     found = connection.execute(
         _COLUMNS, (schema, table, published_columns, published_columns)
     ).fetchall()
@@ -195,7 +195,7 @@ def _table(
         # As Postgres writes the publication's expression.
         query += sql.SQL(" WHERE ") + sql.SQL(row_filter)
     in_key = sorted((place, name) for name, _, _, _, _, place in found if place >= 0)
-    return PublishedTable(
+    return ComparedTable(
         schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query
     )
 

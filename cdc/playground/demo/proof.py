@@ -169,7 +169,7 @@ def _log_state(config: Config, fold: Fold) -> str:
 
 def compare(
     state: TableState,
-    table: database.PublishedTable,
+    table: database.ComparedTable,
     connection: psycopg.Connection,
     findings: Findings,
     place: str = "the log",
@@ -190,7 +190,7 @@ def compare(
 
 def _compare_keyed(
     state: TableState,
-    table: database.PublishedTable,
+    table: database.ComparedTable,
     connection: psycopg.Connection,
     findings: Findings,
     place: str,
@@ -225,13 +225,13 @@ def _compare_keyed(
     return count
 
 
-def _differing(table: database.PublishedTable, row: Row, other: Row, *, full: bool) -> list[str]:
+def _differing(table: database.ComparedTable, row: Row, other: Row, *, full: bool) -> list[str]:
     """Return the columns that differ; in a state that is not `full` some may be unknown."""
     known = [name for name in table.columns if full or name in other]
     return [name for name in known if not _same(row[name], other.get(name))]
 
 
-def _key_columns(key: bytes, row: Row, table: database.PublishedTable) -> Row:
+def _key_columns(key: bytes, row: Row, table: database.ComparedTable) -> Row:
     """Return the columns that a record key names, also where a hash replaces a long key."""
     columns: Row = orjson.loads(key)
     if set(columns) == {"sha256"} != set(table.key):
@@ -242,7 +242,7 @@ def _key_columns(key: bytes, row: Row, table: database.PublishedTable) -> Row:
 
 
 def _add_finding(
-    findings: Findings, table: database.PublishedTable, what: str, keys: list[str]
+    findings: Findings, table: database.ComparedTable, what: str, keys: list[str]
 ) -> None:
     if keys:
         more = ", …" if len(keys) > _NAMED else ""

@@ -46,7 +46,7 @@ _EXACT: Final = "_exact"
 # Below this, Postgres writes integers without a point, from it on with an exponent.
 _EXACT_INTEGERS: Final = 1e15
 
-Read = Callable[[database.PublishedTable], Iterator["Row"]]
+Read = Callable[[database.ComparedTable], Iterator["Row"]]
 
 
 class FollowersProof(NamedTuple):
@@ -146,7 +146,7 @@ def _redis(config: Config, follower: Follower) -> Read:
     prefix = follower.redis.prefix or config.prefix
     client: redis.Redis = redis.Redis.from_url(follower.redis.url)
 
-    def read(table: database.PublishedTable) -> Iterator[Row]:
+    def read(table: database.ComparedTable) -> Iterator[Row]:
         for key in client.scan_iter(match=f"{prefix}:{table.name}:*", count=_PAGE):
             yield orjson.loads(client.get(key) or b"null")
 
@@ -162,7 +162,7 @@ def _opensearch(config: Config, follower: Follower) -> Read:
     prefix = follower.opensearch.prefix or config.prefix
     client = OpenSearch(follower.opensearch.url)
 
-    def read(table: database.PublishedTable) -> Iterator[Row]:
+    def read(table: database.ComparedTable) -> Iterator[Row]:
         for found in scan(client, index=f"{prefix}-{table.name}", size=_PAGE):
             yield found["_source"]
 
@@ -184,7 +184,7 @@ def _mirrors(config: Config, follower: Follower) -> Read:
         full = next(row for row in rows if (row["generation"], row["seq"], row["lsn"]) == place)
     versions = {**dict(full["versions"]), **dict(newest["changed"] or ())}
 
-    def read(table: database.PublishedTable) -> Iterator[Row]:
+    def read(table: database.ComparedTable) -> Iterator[Row]:
         topic = names.data_topic(config.prefix, table.schema, table.table)
         place = topic.removeprefix(f"{config.prefix}.")
         if place not in versions:  # no event of it has ever arrived

@@ -23,7 +23,7 @@ from cdc.errors import (
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.handover import check_mine
 from cdc.snapshot.initial.local_runner import LocalRunner
-from cdc.snapshot.initial.progress import Progress
+from cdc.snapshot.initial.progress import SnapshotProgress
 from cdc.snapshot.initial.spark_runner import SparkRunner, installed
 from cdc.source.pinned import connect_for_rows
 from cdc.source.server import setting_bytes
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.snapshot.initial.host import Background, HostProcess
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.records import SnapshotPlan
     from cdc.source.connection import Connection
     from cdc.source.export import Export
 
@@ -56,7 +56,7 @@ _LEAST_SHARE: Final = 0.1
 class Runner(Protocol):
     """What copies: it starts when it is created."""
 
-    def turn(self, seconds: float, progress: Progress) -> bool:
+    def turn(self, seconds: float, progress: SnapshotProgress) -> bool:
         """Process reports for `seconds` at most; return whether all have ended well."""
 
     def stop(self) -> None:
@@ -99,10 +99,10 @@ class ExportMonitor:
 
 
 # Starts a runner for some of the plan's tasks.
-StartRunner: TypeAlias = "Callable[[Plan, HostProcess, list[int]], Runner]"
+StartRunner: TypeAlias = "Callable[[SnapshotPlan, HostProcess, list[int]], Runner]"
 
 
-def choose(config: Config, plan: Plan) -> StartRunner:
+def choose(config: Config, plan: SnapshotPlan) -> StartRunner:
     """Return the runner that the configuration names."""
     runner = config.snapshot.runner
     direct = any(table.kind == "direct" for table in plan.tables)
@@ -126,7 +126,7 @@ def choose(config: Config, plan: Plan) -> StartRunner:
 
 def copy(
     config: Config,
-    plan: Plan,
+    plan: SnapshotPlan,
     host: HostProcess,
     background: Background,
     monitor: ExportMonitor,
@@ -134,7 +134,7 @@ def copy(
 ) -> None:
     """Return when every range is in the log. Raises what ends the generation."""
     start = runner or choose(config, plan)
-    progress = Progress(plan, time.monotonic())
+    progress = SnapshotProgress(plan, time.monotonic())
     fruitless, found = 0, -1
     while True:
         known = background(lambda: topic.read(config))
@@ -160,7 +160,7 @@ def copy(
 
 def _follow(
     runner: Runner,
-    progress: Progress,
+    progress: SnapshotProgress,
     host: HostProcess,
     background: Background,
     monitor: ExportMonitor,
@@ -200,7 +200,7 @@ def _raise_if_final(
         ) from error
 
 
-def _left(plan: Plan, known: topic.InitialLog) -> list[int]:
+def _left(plan: SnapshotPlan, known: topic.InitialLog) -> list[int]:
     """Return the tasks that have ranges left."""
     done = known.done(plan)
     ranges = enumerate(plan.ranges())

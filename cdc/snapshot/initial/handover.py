@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity
-    from cdc.snapshot.initial.records import Plan, SnapshotState, Stage
+    from cdc.snapshot.initial.records import SnapshotPlan, SnapshotState, Stage
 
 
-def write(config: Config, plan: Plan, token: str) -> SnapshotState:
+def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
     """Commit the hand-over and return the last state. Blocks. Fences: only while it is due.
 
     Raises FencedError where the snapshot is no longer the one of `token`.
@@ -69,7 +69,7 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
     return done
 
 
-def _replacements(config: Config, plan: Plan, now_us: int) -> Iterator[Replacement]:
+def _replacements(config: Config, plan: SnapshotPlan, now_us: int) -> Iterator[Replacement]:
     """Yield what the snapshot has replaced of tables that were renamed or recreated meanwhile.
 
     Of older generations it has deleted every row that is not in this one.
@@ -96,7 +96,7 @@ def check_mine(state: SnapshotState | None, stage: Stage, token: str) -> Snapsho
     return state
 
 
-def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIdentity:
+def _identity(config: Config, plan: SnapshotPlan, identity: ResumeIdentity) -> ResumeIdentity:
     """Return the identity with the plan's topics pinned, and the publication as it was then."""
     counts = {plan.schemas[t.schema_id].topic: t.partitions for t in plan.tables}
     new = sorted(counts.keys() - identity.partitions.keys())
@@ -116,7 +116,7 @@ def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIde
 
 
 def _position(
-    config: Config, plan: Plan, known: topic.InitialLog, before: ResumePosition
+    config: Config, plan: SnapshotPlan, known: topic.InitialLog, before: ResumePosition
 ) -> ResumePosition:
     schemas = reader.read_schemas(config)
     return ResumePosition(
@@ -134,7 +134,7 @@ def _position(
 
 def _frontier(
     config: Config,
-    plan: Plan,
+    plan: SnapshotPlan,
     known: topic.InitialLog,
     before: ResumePosition,
     position: ResumePosition,
@@ -159,7 +159,7 @@ def _frontier(
     return digests.sealed(frontier, before.chain)
 
 
-def newest_seq(plan: Plan, known: topic.InitialLog) -> int:
+def newest_seq(plan: SnapshotPlan, known: topic.InitialLog) -> int:
     """Return the newest seq that any event of the plan has; 0 where there is none.
 
     Of a table that was copied directly into its store, the last seq that a row may have there.

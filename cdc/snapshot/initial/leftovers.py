@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.publisher import Publisher
     from cdc.log.records import SchemaRecord
-    from cdc.snapshot.initial.records import Plan, StalePartition
+    from cdc.snapshot.initial.records import SnapshotPlan, StalePartition
 
 # How many keys are held at a time: some hundred bytes each.
 KEYS: Final = 1_000_000
@@ -58,7 +58,7 @@ class LeftoverDeletes:
     """The deletes of one topic partition; `index` is its index in `plan.stale`."""
 
     def __init__(
-        self, config: Config, plan: Plan, index: int, publisher: Publisher, keys: int = KEYS
+        self, config: Config, plan: SnapshotPlan, index: int, publisher: Publisher, keys: int = KEYS
     ) -> None:
         """Delete by `publisher`, which is open; `keys` bounds how many keys are held at a time."""
         self._config, self._plan, self._index = config, plan, index
@@ -150,13 +150,13 @@ class LeftoverDeletes:
         return record
 
 
-def truncate_event(config: Config, plan: Plan, schema: SchemaRecord, seq: int) -> bytes:
+def truncate_event(config: Config, plan: SnapshotPlan, schema: SchemaRecord, seq: int) -> bytes:
     """Return the truncate that removes an older generation's rows of a keyless table."""
     return event_format_of(config, plan, schema, b"null", b"t") % (0, seq)
 
 
 def event_format_of(
-    config: Config, plan: Plan, schema: SchemaRecord, before: bytes, op: bytes
+    config: Config, plan: SnapshotPlan, schema: SchemaRecord, before: bytes, op: bytes
 ) -> bytes:
     """Return an event's format that takes ordinal and seq, after `before` where that is open."""
     tx, times = transaction(plan.epoch, plan.lsn, plan.taken_at_us)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from cdc.config import Config
-    from cdc.snapshot.initial.progress import Progress
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.progress import SnapshotProgress
+    from cdc.snapshot.initial.records import SnapshotPlan
 
 # How long a process may take to abort its Kafka transaction; a supervisor gives us ten seconds.
 _STOP_SECONDS: Final = 6.0
@@ -41,7 +41,7 @@ _REPORT_SECONDS: Final = 0.25
 class LocalRunner:
     """Processes that copy, one per task."""
 
-    def __init__(self, config: Config, plan: Plan, tasks: Iterable[int]) -> None:
+    def __init__(self, config: Config, plan: SnapshotPlan, tasks: Iterable[int]) -> None:
         """Start a process for each of `tasks`."""
         spawning = multiprocessing.get_context("spawn")
         self._running: dict[Connection, SpawnProcess] = {}
@@ -54,7 +54,7 @@ class LocalRunner:
             theirs.close()
             self._running[ours] = process
 
-    def turn(self, seconds: float, progress: Progress) -> bool:
+    def turn(self, seconds: float, progress: SnapshotProgress) -> bool:
         """Process their reports, for `seconds` at most; return whether all have finished.
 
         Raises the error that ended one.
@@ -77,7 +77,7 @@ class LocalRunner:
                 process.join()
         self._running.clear()
 
-    def _receive(self, pipe: Connection, progress: Progress) -> None:
+    def _receive(self, pipe: Connection, progress: SnapshotProgress) -> None:
         try:
             while pipe.poll():
                 kind, content = pipe.recv()
@@ -103,7 +103,7 @@ class LocalRunner:
 # --- in the process ---
 
 
-def _work(pipe: Connection, config: Config, plan: Plan, number: int) -> None:
+def _work(pipe: Connection, config: Config, plan: SnapshotPlan, number: int) -> None:
     """Run one task to its end."""
     bugs.install()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to all: the parent stops us

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import ConfigError, RewrittenError
 from cdc.sequence.relations import RelationRequest
-from cdc.snapshot.initial.records import UNKNOWN_CAPACITY, PlannedTable, StalePartition
+from cdc.snapshot.initial.records import UNKNOWN_CAPACITY, SnapshotTable, StalePartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ def cut(
     partitions: int,
     block_size: int,
     seqs: Seqs,
-) -> list[PlannedTable]:
+) -> list[SnapshotTable]:
     """Return the relations to copy for a published table; none where it has no pages.
 
     `block_size` is that of the server's pages.
@@ -84,7 +84,7 @@ def cut(
         capacity = count * rows_per_page if is_heap else UNKNOWN_CAPACITY
         names = tuple(column.name for column in table.columns)
         planned.append(
-            PlannedTable(
+            SnapshotTable(
                 schema_id=schema.schema_id,
                 partitions=partitions,
                 relation_id=heap.oid,

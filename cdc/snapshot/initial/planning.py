@@ -18,7 +18,7 @@ from cdc.sequence.relations import Relations
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.leftovers import truncate_event
 from cdc.snapshot.initial.plan import Seqs, cut, keyless, stale_partitions, version
-from cdc.snapshot.initial.records import Plan, PlannedTable, RangeRecord
+from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan, SnapshotTable
 from cdc.source.described import DescribedTable, describe_tables, moment
 from cdc.source.lookups import look_up_column_numbers
 from cdc.source.pinned import connect_for_rows, pinned
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Planned(NamedTuple):
     """A plan, and what goes into the log with it."""
 
-    plan: Plan
+    plan: SnapshotPlan
     versions: list[SchemaRecord]  # the new ones
     truncated: list[tuple[SchemaRecord, int]]  # with the seq of each
 
@@ -64,7 +64,7 @@ def plan(
     seqs = Seqs(first_seq)
     older, every = known.events, [*schemas, *versions]
     truncated = [(schema, seqs.take(1)) for schema in keyless(older, every)]
-    tables: list[PlannedTable] = []
+    tables: list[SnapshotTable] = []
     # The small ones first: a table that is truncated every minute is small, and is then copied
     # soon.
     for table, schema, _ in sorted(found, key=lambda each: sum(h.bytes for h in each[0].heaps)):
@@ -72,7 +72,7 @@ def plan(
     deleted = stale_partitions(older, every, seqs)
     used = {t.schema_id for t in tables} | {g.schema_id for g in deleted}
     return Planned(
-        Plan(
+        SnapshotPlan(
             pipeline=config.pipeline,
             generation=state.generation,
             token=state.token,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cdc.log.records import SchemaRecord
-    from cdc.snapshot.initial.records import Plan, RangeRecord
+    from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan
 
 # The rate is that of the last 30 seconds.
 _WINDOW_SECONDS: Final = 30.0
@@ -70,10 +70,10 @@ class Report(NamedTuple):
         )
 
 
-class Progress:
+class SnapshotProgress:
     """Collects what tasks report."""
 
-    def __init__(self, plan: Plan, now: float) -> None:
+    def __init__(self, plan: SnapshotPlan, now: float) -> None:
         """`now` and later times are monotonic."""
         self._plan = plan
         self._began = now

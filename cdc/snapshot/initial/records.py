@@ -63,7 +63,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
 
 
-class PlannedTable(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotTable(msgspec.Struct, frozen=True, kw_only=True):
     """A relation that holds rows of a published table: the table, or a partition of it."""
 
     format: int = FORMAT
@@ -119,7 +119,7 @@ class StalePartition(msgspec.Struct, frozen=True, kw_only=True):
     first_seq: int
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One generation: what is copied, as of when, and by how many tasks.
 
     `tables` and `schemas` are records of their own in the log (`cdc.snapshot.initial.topic`).
@@ -139,7 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     first_seq: int  # of its first block: every older generation's are lower
     next_seq: int  # after the last block
     stale: tuple[StalePartition, ...] = msgspec.field(default=(), name="gone")
-    tables: tuple[PlannedTable, ...] = ()
+    tables: tuple[SnapshotTable, ...] = ()
     schemas: dict[int, SchemaRecord] = {}
 
     def ranges(self) -> Iterator[Range]:

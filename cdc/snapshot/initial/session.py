@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cdc.snapshot.initial.copying import StartRunner
     from cdc.snapshot.initial.due import Resume
     from cdc.snapshot.initial.host import HostProcess
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.records import SnapshotPlan
     from cdc.source.export import Export
 
 log = logging.getLogger("cdc.snapshot")
@@ -159,7 +159,7 @@ class _Coordinator:
             return None
         return known
 
-    def _unfinished(self, known: topic.InitialLog) -> Plan | None:
+    def _unfinished(self, known: topic.InitialLog) -> SnapshotPlan | None:
         """Take over a generation that has every range, or return None."""
         plan, state = known.plan, known.state
         assert state is not None
@@ -174,7 +174,7 @@ class _Coordinator:
         self._fence(state, 0)
         return plan
 
-    def _plan(self, export: Export, known: topic.InitialLog, resume: Resume) -> Plan:
+    def _plan(self, export: Export, known: topic.InitialLog, resume: Resume) -> SnapshotPlan:
         """Start a generation: after this, no task of an older one writes."""
         config, old = self._config, known.state
         assert old is not None
@@ -220,7 +220,7 @@ class _Coordinator:
         handover.check_mine(known.state, state.stage, self._token)
         return known
 
-    def _delete_leftovers(self, plan: Plan) -> None:
+    def _delete_leftovers(self, plan: SnapshotPlan) -> None:
         """Delete the keys that only older generations have."""
         config = self._config
         if not plan.stale:
@@ -238,7 +238,7 @@ class _Coordinator:
                 fields = {"table": plan.stale[index].topic, "rows": record.rows}
                 log.info("deleted leftover rows", extra={"fields": fields})
 
-    def _hand_over(self, plan: Plan) -> None:
+    def _hand_over(self, plan: SnapshotPlan) -> None:
         config = self._config
         self._host.snapshotting("handing over to the stream")
         known = self._background(lambda: topic.read(config))
@@ -247,7 +247,7 @@ class _Coordinator:
         fields = {"generation": state.generation, "rows": state.rows, "lsn": plan.lsn}
         log.info("the snapshot is done", extra={"fields": fields})
 
-    def _write_state(self, state: SnapshotState, plan: Plan | None = None) -> None:
+    def _write_state(self, state: SnapshotState, plan: SnapshotPlan | None = None) -> None:
         def write() -> None:
             self._publisher.begin()
             records = topic.plan_records(self._config, plan) if plan else []

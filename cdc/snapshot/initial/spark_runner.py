@@ -25,8 +25,8 @@ from cdc.snapshot.initial.topic import RangeTail
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.initial.progress import Progress
-    from cdc.snapshot.initial.records import Plan
+    from cdc.snapshot.initial.progress import SnapshotProgress
+    from cdc.snapshot.initial.records import SnapshotPlan
 
 # Spark takes a while to end: tasks are interrupted, the JVM stops.
 _STOP_SECONDS: Final = 8.0
@@ -53,7 +53,7 @@ def script() -> Path | None:
 class SparkRunner:
     """One run of the job."""
 
-    def __init__(self, config: Config, plan: Plan, config_file: Path | None) -> None:
+    def __init__(self, config: Config, plan: SnapshotPlan, config_file: Path | None) -> None:
         """Submit it, with the configuration's file: secrets stay in the file."""
         job = script()
         if job is None or config_file is None:
@@ -73,7 +73,7 @@ class SparkRunner:
             start_new_session=True,
         )
 
-    def turn(self, seconds: float, progress: Progress) -> bool:
+    def turn(self, seconds: float, progress: SnapshotProgress) -> bool:
         """Process new records of its ranges; return whether it has ended. Raises how it failed."""
         time.sleep(seconds)
         for record in self._following.take():

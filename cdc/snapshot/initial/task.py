@@ -31,7 +31,7 @@ from cdc.log.publisher import BoundedPublisher
 from cdc.sequence.state import located
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
-from cdc.snapshot.initial.records import PlannedTable, RangeRecord
+from cdc.snapshot.initial.records import RangeRecord, SnapshotTable
 from cdc.snapshot.initial.rows import Rows, transaction
 from cdc.source.connection import take_any_text
 from cdc.source.copying import Copying
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.encode.masks import ColumnMask
     from cdc.log.records import SchemaRecord
-    from cdc.snapshot.initial.records import Plan, Range
+    from cdc.snapshot.initial.records import Range, SnapshotPlan
     from cdc.source.connection import Connection
 
     Report = Callable[[int, int], None]  # rows and bytes of the current range, so far
@@ -64,7 +64,7 @@ class CopyTask:
     """Task `number` of a plan. A context manager: it holds connections and a transaction."""
 
     def __init__(
-        self, config: Config, plan: Plan, number: int, *, report: Report | None = None
+        self, config: Config, plan: SnapshotPlan, number: int, *, report: Report | None = None
     ) -> None:
         """Nothing is connected yet; `report` is called for each chunk of rows."""
         self._config, self._plan, self._number = config, plan, number
@@ -161,7 +161,7 @@ class CopyTask:
                 if self._report:
                     self._report(reported, size)
 
-    def _table(self, planned: PlannedTable) -> tuple[TableRoute, bytes]:
+    def _table(self, planned: SnapshotTable) -> tuple[TableRoute, bytes]:
         """Return how rows of a published table are encoded and where they go."""
         found = self._tables.get(planned.schema_id)
         if found is None:
@@ -190,14 +190,14 @@ class CopyTask:
             self._publisher.abort()
 
 
-def run_task(config: Config, plan: Plan, number: int) -> Iterator[RangeRecord]:
+def run_task(config: Config, plan: SnapshotPlan, number: int) -> Iterator[RangeRecord]:
     """Copy what is left of a task; yield each range once it is in the log."""
     with CopyTask(config, plan, number) as task:
         for each in task.unfinished():
             yield task.copy(each)
 
 
-def prove(connection: Connection, planned: PlannedTable) -> None:
+def prove(connection: Connection, planned: SnapshotTable) -> None:
     """Raise RewrittenError where the snapshot may not see the relation's rows unchanged."""
     found = shape(connection, planned.relation, planned.columns)
     if found != (planned.filenode, planned.attnums):
@@ -222,14 +222,14 @@ def masks(config: Config, connection: Connection, version: SchemaRecord) -> list
     return found
 
 
-def range_query(planned: PlannedTable, each: Range) -> str:
+def range_query(planned: SnapshotTable, each: Range) -> str:
     """Return the COPY of a range: each column's text, as pgoutput would write it."""
     columns = ", ".join(planned.outputs)
     rows = f"SELECT {columns} FROM {range_rows(planned, each)}"  # noqa: S608 - of the catalog's
     return f"COPY ({rows}) TO STDOUT (FORMAT binary)"
 
 
-def range_rows(planned: PlannedTable, each: Range) -> str:
+def range_rows(planned: SnapshotTable, each: Range) -> str:
     """Return the text after FROM in the query that reads a range's rows."""
     tests = []
     if each.first_page is not None:
@@ -240,7 +240,7 @@ def range_rows(planned: PlannedTable, each: Range) -> str:
     return f"ONLY {planned.relation}{where}"
 
 
-def transaction_seconds(config: Config, plan: Plan) -> int:
+def transaction_seconds(config: Config, plan: SnapshotPlan) -> int:
     """Return how long a Kafka transaction may be open, so that the largest range fits into it.
 
     Raises ConfigError where the configured pace makes a range take longer than brokers allow.
@@ -261,7 +261,7 @@ def transaction_seconds(config: Config, plan: Plan) -> int:
     return int(min(max(2 * most, _SHORTEST_SECONDS), _LONGEST_SECONDS))
 
 
-def _same_plan(plan: Plan, known: topic.InitialLog) -> None:
+def _same_plan(plan: SnapshotPlan, known: topic.InitialLog) -> None:
     """Raise FencedError where the log shows that `plan` is not the one being copied."""
     state = known.state
     mine = state is not None and (state.stage, state.generation, state.token) == (

@@ -15,7 +15,7 @@ from cdc.log.consumer import LogConsumer
 from cdc.log.records import decode, encode
 from cdc.snapshot.incremental.records import key
 from cdc.snapshot.incremental.topic import entries
-from cdc.snapshot.initial.records import Plan, PlannedTable, RangeRecord, SnapshotState
+from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan, SnapshotState, SnapshotTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,11 +30,11 @@ class InitialLog(msgspec.Struct):
     """What the log holds of the initial snapshot."""
 
     state: SnapshotState | None = None
-    plan: Plan | None = None  # of the state's generation, while it runs
+    plan: SnapshotPlan | None = None  # of the state's generation, while it runs
     ranges: list[RangeRecord] = []  # of every generation
     keys: list[bytes] = []  # of all its records but the state
 
-    def done(self, plan: Plan) -> dict[tuple[str, int, int], RangeRecord]:
+    def done(self, plan: SnapshotPlan) -> dict[tuple[str, int, int], RangeRecord]:
         """Return the records of what is in the log of the plan, by part, table and number."""
         return {
             (each.part, each.table, each.number): each
@@ -56,17 +56,17 @@ def read(config: Config) -> InitialLog:
     """Return what the log holds now; nothing where there is no such topic."""
     topic = names.snapshot_topic(config.prefix)
     known = InitialLog()
-    plans: dict[int, Plan] = {}
-    tables: dict[int, dict[int, PlannedTable]] = {}
+    plans: dict[int, SnapshotPlan] = {}
+    tables: dict[int, dict[int, SnapshotTable]] = {}
     for entry, at, value in entries(config):
         match at.get("part"):
             case "state":
                 known.state = decode(SnapshotState, value, topic)
                 continue
             case "plan":
-                plans[at["generation"]] = decode(Plan, value, topic)
+                plans[at["generation"]] = decode(SnapshotPlan, value, topic)
             case "table":
-                table = decode(PlannedTable, value, topic)
+                table = decode(SnapshotTable, value, topic)
                 tables.setdefault(at["generation"], {})[at["table"]] = table
             case "range":
                 known.ranges.append(decode(RangeRecord, value, topic))
@@ -96,7 +96,7 @@ def state_record(config: Config, state: SnapshotState) -> Record:
     return names.snapshot_topic(config.prefix), key(config.pipeline, "state"), encode(state)
 
 
-def plan_records(config: Config, plan: Plan) -> list[Record]:
+def plan_records(config: Config, plan: SnapshotPlan) -> list[Record]:
     """Return the records of a plan, without its table versions."""
     topic, generation = names.snapshot_topic(config.prefix), plan.generation
     head = encode(replace(plan, tables=(), schemas={}))
@@ -115,7 +115,7 @@ def range_record(config: Config, record: RangeRecord) -> Record:
     return names.snapshot_topic(config.prefix), at, encode(record)
 
 
-def _complete(config: Config, head: Plan, tables: dict[int, PlannedTable]) -> Plan:
+def _complete(config: Config, head: SnapshotPlan, tables: dict[int, SnapshotTable]) -> SnapshotPlan:
     wanted = {each.schema_id for each in tables.values()} | {g.schema_id for g in head.stale}
     schemas = {s.schema_id: s for s in reader.read_schemas(config) if s.schema_id in wanted}
     ordered = tuple(tables[number] for number in sorted(tables))
