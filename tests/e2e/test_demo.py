@@ -90,6 +90,11 @@ def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: 
     assert rows["timelines"] > rows["totals"] == rows["totals_sql"] > 100
     assert "followers" in {kill["what"] for kill in result["kills"]}
     assert 0 < result["first_change_seconds"] < result["every_store_seconds"]
+    assert [each.partition(": ")[0] for each in result["examples"]] == [
+        "timelines",
+        "totals",
+        "totals_sql",
+    ]
 
 
 @pytest.mark.commit("README's first command")

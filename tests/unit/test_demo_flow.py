@@ -241,10 +241,12 @@ def test_the_followers_proof_is_printed_too() -> None:
     equal = FollowersProof(equal=True, lsn=LSN(0x3A4B5C8), rows={"mirror": 5210}, findings=())
     (_, described) = closing_lines(replace(outcome(), followers=equal))
     assert described == "demo: every follower equals the database at 0/3A4B5C8 (rows: mirror 5 210)"
-    started = replace(outcome(), followers=equal, every_store_seconds=31.6)
-    assert closing_lines(started)[-1] == (
-        "demo: changes were in the log 5 s after the start, in every store after 32 s"
-    )
+    shown = equal._replace(examples=("totals: customer 7, Ada, has 3 orders of 9.90 in total",))
+    started = replace(outcome(), followers=shown, every_store_seconds=31.6)
+    assert closing_lines(started)[-2:] == [
+        "  totals: customer 7, Ada, has 3 orders of 9.90 in total",
+        "demo: changes were in the log 5 s after the start, in every store after 32 s",
+    ]
     assert orjson.loads(closing_json(started))["every_store_seconds"] == 31.6
     found = equal._replace(equal=False, findings=("cache: public.users: 1 rows differ",))
     wrong = replace(outcome(), followers=found)

@@ -37,6 +37,7 @@ def _follower_lines(outcome: DemoOutcome) -> list[str]:
         return [f"demo: the followers are {reported}", *(f"  {each}" for each in proof.findings)]
     each = ", ".join(f"{name} {grouped(rows)}" for name, rows in proof.rows.items())
     lines = [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
+    lines += [f"  {each}" for each in proof.examples]
     if outcome.first_change_seconds is not None and outcome.every_store_seconds is not None:
         lines.append(
             f"demo: changes were in the log {outcome.first_change_seconds:.0f} s after the start,"
@@ -99,6 +100,7 @@ def closing_json(outcome: DemoOutcome) -> str:
         followers = outcome.followers
         result |= {
             "followers": followers.rows,
+            "examples": followers.examples,
             "findings": (*result["findings"], *followers.findings),
         }
     return orjson.dumps(result).decode()

@@ -56,6 +56,7 @@ class FollowersProof(NamedTuple):
     lsn: LSN
     rows: dict[str, int]  # by follower, how many the database has of its tables
     findings: tuple[str, ...]
+    examples: tuple[str, ...] = ()  # a value of each view, as its store has it
 
 
 def prove_followers(
@@ -64,14 +65,16 @@ def prove_followers(
     """Wait until every follower has applied `reached`, then compare its store with the database."""
     findings = Findings()
     rows: dict[str, int] = {}
+    examples: list[str] = []
     late = _wait(config, reached, wait_seconds)
     for name, follower in config.followers.items():
         if name in late:
             findings.add(f"{name}: {late[name]}")
             continue
-        rows[name] = _compare(config, name, follower, findings)
+        rows[name], found = _compare(config, name, follower, findings)
+        examples += found
     sentences = findings.sentences()
-    return FollowersProof(not sentences, reached, rows, sentences)
+    return FollowersProof(not sentences, reached, rows, sentences, tuple(examples))
 
 
 def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
@@ -109,7 +112,10 @@ def _progress_of(record: FollowerRecord | None, reached: LSN, seconds: float) ->
     return f"{text}: it is {record.state} at {record.lsn}. {record.what} {record.hint}".strip()
 
 
-def _compare(config: Config, name: str, follower: Follower, findings: Findings) -> int:
+def _compare(
+    config: Config, name: str, follower: Follower, findings: Findings
+) -> tuple[int, tuple[str, ...]]:
+    """Return how many rows the database has, and examples of views."""
     if follower.views:
         with database.snapshot(config) as connection:
             return compare_views(connection, name, follower, findings)
@@ -135,7 +141,7 @@ def _compare(config: Config, name: str, follower: Follower, findings: Findings) 
                 else:
                     state.keyless[canonical(row)] += 1
             count += compare(state, table, connection, findings, name)
-    return count
+    return count, ()
 
 
 def _redis(config: Config, follower: Follower) -> Read:

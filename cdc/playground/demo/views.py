@@ -10,7 +10,7 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 from psycopg import sql
 
@@ -68,11 +68,18 @@ def view_followers(mirror: str, home: Home, ends: Endpoints) -> dict[str, Any]:
     }
 
 
+class ComparedViews(NamedTuple):
+    """How many rows Postgres' answers have, and one value of each view as its store has it."""
+
+    rows: int
+    examples: tuple[str, ...]
+
+
 def compare_views(
     connection: psycopg.Connection, name: str, follower: Follower, findings: Findings
-) -> int:
-    """Compare a follower's views with Postgres' own answers; return how many rows these have."""
-    count = 0
+) -> ComparedViews:
+    """Compare a follower's views with Postgres' own answers."""
+    count, examples = 0, list[str]()
     for view in follower.views:
         query = sql.SQL("SELECT {} FROM ({}) AS v").format(
             sql.SQL(_SELECTED[view]), sql.SQL(_SQL[view])
@@ -86,7 +93,29 @@ def compare_views(
             if rows:
                 findings.add(f"views.{view}: {rows.total()} {what}")
         count += wanted.total()
-    return count
+        if found:
+            examples.append(_EXAMPLES[view](name, found))
+    return ComparedViews(count, tuple(examples))
+
+
+def _timeline(name: str, rows: Counter[tuple[Any, ...]]) -> str:
+    """Describe the longest timeline, the first of these by name."""
+    tweets = Counter[str](key for key, *_ in rows)
+    key = min(tweets, key=lambda each: (-tweets[each], each))
+    newest = max((posted_at, tweet) for of, tweet, posted_at in rows if of == key)[1]
+    user = key.removeprefix("timeline:")
+    return (
+        f"{name}: the home timeline of user {user} has {tweets[key]} tweets, the newest is {newest}"
+    )
+
+
+def _total(name: str, rows: Counter[tuple[Any, ...]]) -> str:
+    """Describe the customer with the most orders, the first of these by number."""
+    customer, who, orders, total = min(rows, key=lambda row: (-row[2], row[0]))
+    return f"{name}: customer {customer}, {who}, has {orders} orders of {total} in total"
+
+
+_EXAMPLES: Final = {"timelines": _timeline, "order_totals": _total}
 
 
 def _stored(follower: Follower) -> Iterator[tuple[Any, ...]]:
