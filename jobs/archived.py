@@ -85,19 +85,29 @@ def prove(
     config: Config, lsn: LSN | None, chain: str | None, *, offline: bool, as_json: bool
 ) -> Exit:
     """Recompute every digest; see `cdc prove`."""
-    from cdc.verify import topics  # noqa: PLC0415 - not for --help
+    from cdc.log import follower_reports  # noqa: PLC0415 - not for --help
+    from cdc.operate.followers import ARCHIVE, BASES  # noqa: PLC0415 - as above
+    from cdc.verify import topics  # noqa: PLC0415 - as above
     from lockstep.jobs.archiving import proving  # noqa: PLC0415 - as above
     from lockstep.jobs.archiving.running import opened  # noqa: PLC0415 - as above
     from lockstep.jobs.compacting import proving as bases_proving  # noqa: PLC0415 - as above
 
-    kept = proving.prove(config, opened(config), lsn, chain) if config.archive.path else None
+    # Read before the tables, which may only grow meanwhile.
+    reports = {} if offline or not config.archive.path else follower_reports.read(config)
+    kept = None
+    if config.archive.path:
+        kept = proving.prove(config, opened(config), lsn, chain, reports.get(ARCHIVE))
     known = topics.KnownChains(kept.chains if kept else {}, chain)
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
+    if live and kept and live.above is not None and live.above > kept.seq:
+        lost = f"seq {kept.seq + 1} to {live.above} are in neither archive nor log"
+        findings.append(f"archive: it ends at {kept.lsn}, and the log begins later: {lost}")
     bases = None
     if kept and lsn is None:
-        bases = bases_proving.prove(config, kept.chains, folds=not kept.findings)
+        witness = reports.get(BASES)
+        bases = bases_proving.prove(config, kept.chains, witness, folds=not kept.findings)
     findings += [f"bases: {each}" for each in (bases.findings if bases else ())]
     if chain is not None and not any(each.anchored for each in (live, kept) if each):
         findings.append(f"no frontier up to there has the chain {chain}")
@@ -140,6 +150,8 @@ def _print_proof(
             f" cuts{_without(kept.undigested)}{erased}"
         )
         echo(f"           at {kept.lsn}: chain {kept.chain}, digest {kept.digest}")
+        for name in kept.unnamed:
+            echo(f"- archive: no commit names {name}: its job is writing it, or was killed before")
     if bases is not None:
         echo(f"bases      {bases.bases}; the newest, {bases.number}, has {bases.rows:,} rows")
         echo(f"           at {bases.lsn}")

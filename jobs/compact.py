@@ -16,6 +16,7 @@ import click
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import echo, next_step, print_json, with_config
 from lockstep.jobs.apply import app
+from lockstep.jobs.compacting.reporting import report
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.spark.starting import session_of
 
@@ -38,6 +39,7 @@ def main(config: Config, *, as_json: bool) -> None:
         return session_of(f"lockstep compaction of {config.pipeline}", config, ())
 
     record, is_new = Compaction(config, spark).run()
+    report(config)
     if as_json:
         print_json(described(record) | {"made": is_new})
     else:

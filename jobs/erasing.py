@@ -21,6 +21,7 @@ from cdc.operate.commands import acknowledge
 from lockstep.jobs.archiving import erasing, versions
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.compacting import erasing as bases_erasing
+from lockstep.jobs.compacting import reporting
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.generations.erasing import FollowersOf
@@ -101,6 +102,7 @@ class Erasing:
                 "the archive has no event of the row", hint="`cdc history TABLE KEY` shows them"
             )
         unread = bases_erasing.erase(config, places)
+        reporting.report(config)
         erasing.forget(archive)
         unread += erasing.delete_replaced(archive, places)
         left = self._left(places)

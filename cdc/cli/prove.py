@@ -35,10 +35,11 @@ def prove(
     """Recompute every digest of topics and archive; name what was altered, dropped or swapped.
 
     The topics are compared with the digests in the frontier records, as far back as they reach; the
-    archive (if one is configured) with its files' and commits' digests, its Merkle roots and both
-    chains. The output has the chain at the end: note it elsewhere, and give it later as
-    --chain: then not even the owner of all storage can have changed the past. Exits with 1 if
-    anything was found.
+    archive (if one is configured) with its files' and commits' digests, its Merkle roots, both
+    chains, and the end that its job has reported to the log. The output has the chain at the end:
+    note it elsewhere, and give it later as --chain: then not even the owner of all storage can have
+    changed the past. With --offline only --chain shows that nothing is missing at the archive's
+    end. Exits with 1 if anything was found.
     """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
     from cdc.errors import ConfigError  # noqa: PLC0415 - as above

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 from confluent_kafka import Producer
@@ -50,6 +50,13 @@ class ViewWork(msgspec.Struct, frozen=True):
     lsn: str  # of the cut
 
 
+class TableCommit(NamedTuple):
+    """A version of a Delta table, and the SHA-256 of its commit, hexadecimal."""
+
+    version: int
+    digest: str
+
+
 class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A follower's report: its applied frontier, and what its job is doing."""
 
@@ -82,6 +89,8 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     moved_at_us: int | None = None
     failing_since_us: int | None = None
     views: dict[str, ViewWork] = {}  # since this job began
+    # Of the archive, and of its bases: the newest commit of the table, which `cdc prove` expects.
+    commit: TableCommit | None = None
     # If it waits, rebuilds or has halted: why, and what to do.
     what: str = ""
     hint: str = ""

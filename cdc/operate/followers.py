@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cdc.events import LSN
 
 ARCHIVE: Final = "archive"  # under which the archive's job reports; no follower has this name
+BASES: Final = "archive:bases"  # under which a compaction does, once; no follower's has a colon
 # The states in addition to those that a job reports.
 NEW: Final = "new"  # has never reported
 NOT_RUNNING: Final = "not_running"  # has reported nothing recently, and not that it stops

@@ -44,6 +44,7 @@ class TopicsProof(NamedTuple):
     findings: tuple[str, ...]
     compacted: tuple[str, ...]  # ranges that lack events because Kafka compacts their topic
     anchored: bool  # whether a frontier has the chain that was looked for
+    above: int | None  # the seq after which the log's frontiers begin; None: it has none
 
 
 class KnownChains(NamedTuple):
@@ -75,6 +76,7 @@ class _Proving:
         self._last: FrontierRecord | None = None
         self._events = self._undigested = 0
         self._anchored = False
+        self._above: int | None = None
 
     def run(self) -> TopicsProof:
         batch: list[FrontierRecord] = []
@@ -97,6 +99,7 @@ class _Proving:
             tuple(self._findings[:MOST_FINDINGS]),
             tuple(self._compacted[:MOST_FINDINGS]),
             self._anchored,
+            self._above,
         )
 
     def _frontiers(self) -> Iterator[FrontierRecord]:
@@ -111,6 +114,8 @@ class _Proving:
                         continue
                     if self._upto is not None and record.lsn > self._upto:
                         return
+                    if self._above is None:
+                        self._above = _above(record)
                     found = self._chain.add(record)
                     offset = message.offset()
                     self._findings += [
@@ -136,7 +141,7 @@ class _Proving:
             self._move(batch.pop(0))
         if not batch:
             return
-        above = batch[0].seq - sum(n for *_, n in batch[0].partitions) - batch[0].holes
+        above = _above(batch[0])
         seqs = f"seq {above + 1} to {batch[-1].seq}"
         ranges = self._ranges(batch)
         try:
@@ -198,4 +203,9 @@ class _Proving:
 
 
 def _starts_the_log(record: FrontierRecord) -> bool:
-    return record.seq == record.holes + sum(events for *_, events in record.partitions)
+    return _above(record) == 0
+
+
+def _above(record: FrontierRecord) -> int:
+    """Return the seq of the frontier before."""
+    return record.seq - record.holes - sum(events for *_, events in record.partitions)

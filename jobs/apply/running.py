@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.log.follower_reports import FollowerState, ViewWork
+    from cdc.log.follower_reports import FollowerState, TableCommit, ViewWork
     from lockstep.sinks.contract import Sink
 
 Stage = Literal["started", "opened", "caught up"]
@@ -130,6 +130,7 @@ class Run:
         )
         self.applied: Applied | None = None
         self.had_lsn: LSN | None = None  # for a store that lost a part: the LSN that it had
+        self.commit: TableCommit | None = None  # of the archive's table
         self.exit = Exit.OK
         self._session = session
         self.repair = repair
@@ -300,6 +301,7 @@ class Run:
         # Until this job reads a canary, keep the last reported one of the same generation.
         same = known is not None and known.generation == at.generation
         canary = progress.canary_at_us or (known.canary_at_us if known and same else None)
+        commit = self.commit or (known.commit if known and same else None)
         return FollowerRecord(
             pipeline=self.config.pipeline,
             follower=self.name,
@@ -323,6 +325,7 @@ class Run:
             moved_at_us=progress.moved_at_us,
             failing_since_us=progress.failing_since_us,
             views=progress.views,
+            commit=commit,
             what=error.what if error else "",
             hint=error.hint if error else "",
             owner=self._owner,

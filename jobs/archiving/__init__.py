@@ -3,5 +3,5 @@
 `running` first: cut after cut, written and committed. `layout` has the table's columns and what a
 commit states, `merkle` the tree over a cut's records, `rows` turns records into rows, `writing`
 puts them into files (in the driver, or in executors: `tasks`), `table` commits. `proving` checks
-all of it again, `reading` finds rows, `upkeep` joins small files.
+all of it again, with `delta_log`; `versions` finds rows, `upkeep` joins small files.
 """

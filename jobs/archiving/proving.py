@@ -11,21 +11,20 @@ are erased is compared with the audit records of erasures.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
 
-from cdc.errors import CDCError, ConfigError
+from cdc.errors import CDCError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.verify.digests import CutCheck, FrontierChain
-from lockstep.jobs.archiving import layout, merkle
+from lockstep.jobs.archiving import delta_log, layout, merkle
 from lockstep.jobs.archiving.erasing import decode_erasure
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic
-from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered
-from lockstep.jobs.archiving.table import CHECKPOINT, HINT, check_commits, stated_checkpoint
+from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered, last_cut
+from lockstep.jobs.archiving.writing import FILE_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,10 +32,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Config
+    from cdc.log.follower_reports import FollowerRecord
     from cdc.log.records import FrontierRecord
     from cdc.verify.digests import SpanCheck
     from lockstep.jobs.archiving.layout import CutRecord, Span
-    from lockstep.jobs.archiving.table import Archive, ChainedTable
+    from lockstep.jobs.archiving.table import Archive
 
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
@@ -61,25 +61,41 @@ class Proof(NamedTuple):
     findings: tuple[str, ...]
     anchored: bool  # whether a frontier has the chain that was looked for
     chains: dict[tuple[LSN, int], str]  # of the frontiers that end the newest cuts
+    # Files with the cut after the newest, which no commit names: of a job that was killed or is
+    # writing, or of a commit that is missing.
+    unnamed: tuple[str, ...]
 
 
 def prove(
-    config: Config, archive: Archive, upto: LSN | None = None, anchor: str | None = None
+    config: Config,
+    archive: Archive,
+    upto: LSN | None = None,
+    anchor: str | None = None,
+    reported: FollowerRecord | None = None,
 ) -> Proof:
     """Recompute everything up to an LSN, or all; look for a frontier with the chain `anchor`.
 
+    `reported` is a report of the archive's job, from before this: all that it states must be there.
     Raises ConfigError if there is no archive.
     """
-    proving = _Proving(config, archive, upto, anchor)
+    proving = _Proving(config, archive, upto, anchor, reported)
     proving.run()
     return proving.proof()
 
 
 class _Proving:
     def __init__(
-        self, config: Config, archive: Archive, upto: LSN | None, anchor: str | None
+        self,
+        config: Config,
+        archive: Archive,
+        upto: LSN | None,
+        anchor: str | None,
+        reported: FollowerRecord | None,
     ) -> None:
         self._config, self._archive, self._upto, self._anchor = config, archive, upto, anchor
+        self._reported = reported
+        self._files: list[str] = []  # that no commit names
+        self._unnamed: list[str] = []
         self._findings: list[str] = []
         self._cuts = self._events = self._records = self._erased = self._undigested = 0
         self._erased_events = 0
@@ -98,6 +114,7 @@ class _Proving:
             self._undigested,
             last.seq if last else 0, str(last.lsn) if last else "0/0", last.chain if last else "",
             self._digest, tuple(self._findings), self._anchored, self._chains,
+            tuple(self._unnamed),
         )  # fmt: skip
 
     def run(self) -> None:
@@ -117,13 +134,21 @@ class _Proving:
 
     def _places(self) -> list[Place] | None:
         """Return the files that the newest version has; None if it can't be read."""
-        self._findings += log_findings(self._archive)
+        # Listed before the commits are read: so of a job that writes meanwhile no file is of a
+        # later cut than the next.
+        files = self._archive.files.names("")
+        log = delta_log.check(self._archive, self._reported.commit if self._reported else None)
+        self._findings += log.findings
         try:
             self._archive.find()
-            return [Place.of(add) for add in self._archive.added().values()]
+            added = self._archive.added()
+            places = [Place.of(add) for add in added.values()]
         except (CDCError, ValueError, KeyError, TypeError, OSError):
             self._findings.append(f"{self._archive.path}: Delta's log can't be read")
             return None
+        data = {each for each in files if "/" not in each and each.endswith(FILE_SUFFIX)}
+        self._files = sorted(data - log.named - added.keys())
+        return places
 
     def _is_sound(self, place: Place) -> bool:
         found = is_unaltered(self._archive.files, place)
@@ -253,7 +278,10 @@ class _Proving:
         self._say(record, f"lacks {len(missing)} events: seq {named}")
 
     def _expect_end(self) -> None:
-        """Check that the newest cut is the one that the newest commit states."""
+        """Check that the newest cut is the one that the newest commit and the job's report state.
+
+        Nor may a file have a cut that is after the next.
+        """
         if self._upto is not None:
             at = self._newest.lsn if self._newest else "0/0"
             self._findings.append(f"the archive ends at {at}, before {self._upto}")
@@ -265,6 +293,19 @@ class _Proving:
         number = self._newest.number if self._newest else 0
         if stated is not None and stated.number > number:
             self._findings.append(f"cuts {number + 1} to {stated.number} are missing")
+        reported, seq = self._reported, self._newest.seq if self._newest else 0
+        if reported is not None and reported.seq > seq:
+            self._findings.append(
+                f"it ends at seq {seq}, and its job has reported seq {reported.seq}"
+                f" ({reported.lsn}): seq {seq + 1} to {reported.seq} are missing"
+            )
+        for name in self._files:
+            last = last_cut(self._archive.files, name)
+            if last > number + 1:
+                what = f"file {name} has cut {last}, and the newest commit has cut {number}"
+                self._findings.append(f"{what}: commits are missing")
+            elif last > number:
+                self._unnamed.append(name)
 
     def _expect_audited(self) -> None:
         """Check that the audit records of erasures count what is erased."""
@@ -282,38 +323,6 @@ class _Proving:
     def _say(self, record: CutRecord, what: str) -> None:
         cut = f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"
         self._findings.append(f"{cut}: {what}")
-
-
-def log_findings(table: ChainedTable) -> list[str]:
-    """Check a table's commits and its newest checkpoint, byte by byte; return what is wrong.
-
-    Raises ConfigError if there is no table.
-    """
-    files, found = table.files, []
-    names_ = files.names("_delta_log")
-    commits = {int(name[:20]): name for name in names_ if name.endswith(".json")}
-    if not commits:
-        raise ConfigError(
-            f"there is no {table.about} at {table.path}",
-            hint="`cdc archive run` creates it; archive.path may name another place",
-        )
-    checkpoints = [int(name[:20]) for name in names_ if CHECKPOINT.match(name)]
-    # Delta deletes old commits, but never the first one after its last checkpoint.
-    first = min(commits) if max(checkpoints, default=-1) >= min(commits) - 1 else 0
-    missing = sorted(set(range(first, max(commits))) - commits.keys())
-    found += [f"_delta_log/{each:020d}.json is missing" for each in missing]
-    read = {name: files.read(f"_delta_log/{name}") for _, name in sorted(commits.items())}
-    found += [f"_delta_log/{name} {what}" for name, what in check_commits(iter(read.items()))]
-    for name, digest in stated_checkpoint(read[commits[max(commits)]]).items():
-        try:
-            stored = sha256(files.read(f"_delta_log/{name}")).hexdigest()
-        except FileNotFoundError:
-            found.append(f"_delta_log/{name} is missing")
-            continue
-        # A newer checkpoint, which the next commit will state, has replaced the hint.
-        if stored != digest and not (name == HINT and max(checkpoints) >= max(commits)):
-            found.append(f"_delta_log/{name} is not what was written")
-    return found
 
 
 def _seqs(rows: pa.Table) -> list[int]:

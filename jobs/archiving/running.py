@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN
+    from cdc.log.follower_reports import TableCommit
     from cdc.log.partitions import Partition
     from cdc.log.records import FrontierRecord
     from lockstep.jobs.apply.running import Run
@@ -67,6 +68,7 @@ class Archiving:
         archive = opened(config)
         position = archive.open()
         run.opened_at(position.applied)
+        run.commit = archive.newest_commit()
         failpoints.reach("archive_opened")
         upkeep = Upkeep(archive, config.archive)
         with closing(RangeReader(config)) as reader:
@@ -89,8 +91,10 @@ class Archiving:
             tail.committed()
             assert position.newest is not None
             seconds = time.monotonic() - began
+            run.commit = cuts.newest_commit()
             run.has_applied(position.applied, position.newest.events, topics, seconds, None)
-            upkeep.tick(position)
+            if upkeep.tick(position):
+                run.commit = cuts.newest_commit()
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until
@@ -184,6 +188,10 @@ class Cuts:
         own = f"{self._config.prefix}.cdc."
         tables = {s.topic for s in spans if s.events and not s.topic.startswith(own)}
         return after, {names.table_name(self._config.prefix, topic) for topic in tables}
+
+    def newest_commit(self) -> TableCommit:
+        """Return the newest commit of the archive."""
+        return self._archive.newest_commit()
 
     def _ranges(self, cut: Cut, applied: Applied) -> dict[Partition, Range]:
         """Return what to read: the cut's parts, its frontier records, new table versions."""

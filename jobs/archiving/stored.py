@@ -130,6 +130,15 @@ def is_unaltered(files: Files, place: Place) -> bool | None:
     return sha256(data).hexdigest() == place.digest
 
 
+def last_cut(files: Files, path: str) -> int:
+    """Return the last cut of which a file has rows; 0 if it can't be read."""
+    try:
+        cuts = pq.read_table(pa.BufferReader(files.read(path)), columns=["cut"])["cut"]
+    except (OSError, pa.ArrowInvalid):
+        return 0
+    return pc.max(cuts).as_py() or 0
+
+
 def sorted_rows(data: bytes) -> tuple[pa.Table, dict[Key, tuple[int, int]]]:
     """Return a file's rows, sorted, and where each span is: its first row and its length."""
     table = pq.read_table(pa.BufferReader(data)).cast(layout.SCHEMA).sort_by(_SORTED)

@@ -20,6 +20,7 @@ from pyarrow.fs import FileSelector
 
 from cdc import failpoints
 from cdc.errors import ConfigError, StoreLostError
+from cdc.log.follower_reports import TableCommit
 from lockstep.jobs.archiving import layout
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
 from lockstep.sinks.delta import lake, log
@@ -55,6 +56,7 @@ class ChainedTable:
         self.files = Files(path, storage)
         self._table: DeltaTable | None = None
         self._checkpoint: dict[str, str] | None = None  # None: not known
+        self._newest: TableCommit | None = None  # None: not known
 
     @property
     def table(self) -> DeltaTable:
@@ -66,6 +68,14 @@ class ChainedTable:
         """Load the table's newest version; return whether it exists."""
         self._table = lake.opened(self.path, self.storage)
         return self._table is not None
+
+    def newest_commit(self) -> TableCommit:
+        """Return the loaded version's commit."""
+        version = self.table.version()
+        if self._newest is None or self._newest.version != version:
+            text = self.read(f"{_LOG}/{version:020d}.json")
+            self._newest = TableCommit(version, sha256(text).hexdigest())
+        return self._newest
 
     def create(self) -> None:
         """Load the table, create a missing one; it can then be written.
@@ -139,7 +149,9 @@ class ChainedTable:
         }
         lines: list[Action] = [{"commitInfo": info}, *actions]
         text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines).encode()
-        self.files.put_new(f"_delta_log/{version:020d}.json", _with_own(text, _digest(text)))
+        text = _with_own(text, _digest(text))
+        self.files.put_new(f"_delta_log/{version:020d}.json", text)
+        self._newest = TableCommit(version, sha256(text).hexdigest())
         self.table.update_incremental()
         if version % CHECKPOINT_EVERY == 0:
             with lake.translated(self.path):
@@ -244,7 +256,7 @@ def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str
     before: tuple[str, bytes] | None = None
     for name, text in texts:
         try:
-            own, previous = _digests(text)
+            own, previous, version = _digests(text)
         except (ValueError, KeyError, TypeError, AttributeError):
             own = previous = None
             yield name, "can't be read: it was altered"
@@ -252,6 +264,8 @@ def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str
             continue
         if own is not None and own != _digest(text):
             yield name, "is not what was written"
+        elif own is not None and version != int(name[:20]):
+            yield name, f"is the commit of version {version}"
         elif previous is not None and before and sha256(before[1]).hexdigest() != previous:
             yield before[0], "is not what the next commit continues"
         if own is None and int(name[:20]) > 0:
@@ -259,11 +273,13 @@ def check_commits(texts: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, str
         before = name, text
 
 
-def _digests(text: bytes) -> tuple[str | None, str | None]:
-    first = json.loads(text.split(b"\n", 1)[0])
-    stated = facts(first["commitInfo"].get("userMetadata"))
+def _digests(text: bytes) -> tuple[str | None, str | None, int]:
+    """Return a commit's own digest, that of the commit before, and its version."""
+    about = json.loads(text.split(b"\n", 1)[0])["commitInfo"]
+    stated = facts(about.get("userMetadata"))
     own, before = stated.get("own"), stated.get("before")
-    return own and str(own), before and str(before)  # type: ignore[return-value]
+    version = int(about.get("readVersion", -1)) + 1
+    return own and str(own), before and str(before), version  # type: ignore[return-value]
 
 
 def _digest(text: bytes) -> str:

@@ -41,13 +41,15 @@ class Upkeep:
         self._archive, self._settings = archive, settings
         self._done_at = time.monotonic()
 
-    def tick(self, position: Position) -> None:
-        """Join and delete files if the time has come."""
+    def tick(self, position: Position) -> bool:
+        """Join and delete files if the time has come; return whether it has."""
         minutes = self._settings.optimize_minutes
-        if minutes and time.monotonic() - self._done_at >= 60 * minutes:
-            self.join(position)
-            self.vacuum()
-            self._done_at = time.monotonic()
+        if not minutes or time.monotonic() - self._done_at < 60 * minutes:
+            return False
+        self.join(position)
+        self.vacuum()
+        self._done_at = time.monotonic()
+        return True
 
     def join(self, position: Position) -> int:
         """Join small files; return how many were."""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from cdc.errors import CDCError
 from cdc.log import names
-from lockstep.jobs.archiving.proving import log_findings
+from lockstep.jobs.archiving import delta_log
 from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.archiving.writing import SHA256
 from lockstep.jobs.compacting import frontiers, layout, past
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN
+    from cdc.log.follower_reports import FollowerRecord
     from lockstep.jobs.compacting.layout import BaseRecord, TableCount
     from lockstep.jobs.compacting.past import State
 
@@ -47,17 +48,27 @@ class BasesProof(NamedTuple):
 
 
 def prove(
-    config: Config, chains: Mapping[tuple[LSN, int], str], *, folds: bool = True
+    config: Config,
+    chains: Mapping[tuple[LSN, int], str],
+    reported: FollowerRecord | None = None,
+    *,
+    folds: bool = True,
 ) -> BasesProof | None:
     """Check the bases that the policy keeps; None if there are none.
 
-    `chains` are those of the archive's frontiers, as far as they are known. Without `folds` the
-    newest base is not made again: an altered archive can't be folded.
+    `chains` are those of the archive's frontiers, as far as they are known. `reported` is what a
+    compaction has reported: that base, or a later one, must be there. Without `folds` the newest
+    base is not made again: an altered archive can't be folded.
     """
     bases = bases_of(config)
-    if not bases.files.names("_delta_log"):
-        return None
-    findings = log_findings(bases)
+    stored = bases.files.names("")
+    if not any(name.startswith("_delta_log/") and name.endswith(".json") for name in stored):
+        if not stored and reported is None:
+            return None
+        was = f": one was made at {reported.lsn}, seq {reported.seq}" if reported else ""
+        what = f"{bases.path} has no base any more{was}; `cdc archive compact` makes one"
+        return BasesProof(0, 0, 0, "0/0", (what,))
+    findings = delta_log.check(bases, reported.commit if reported else None).findings
     try:
         bases.find()
         kept = bases.kept(config.archive.bases_kept)

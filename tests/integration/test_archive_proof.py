@@ -8,9 +8,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from cdc.config import Config
 from cdc.events import LSN
+from cdc.log import follower_reports
+from cdc.operate.followers import ARCHIVE
 from cdc.verify import topics
 from lockstep.jobs.archiving import proving, table, upkeep
 from lockstep.jobs.archiving.table import Archive
@@ -26,13 +29,18 @@ class Kept:
 
     def __init__(self, archived: Archived, path: Path) -> None:
         self.archived, self.path = archived, path
+        self.reported = follower_reports.read(archived.config)[ARCHIVE]
 
     @property
     def config(self) -> Config:
         return self.archived.config
 
-    def proof(self, path: Path | None = None) -> proving.Proof:
-        return proving.prove(self.config, Archive(str(path or self.path), {}, self.config.pipeline))
+    def proof(
+        self, path: Path | None = None, upto: LSN | None = None, *, offline: bool = False
+    ) -> proving.Proof:
+        archive = Archive(str(path or self.path), {}, self.config.pipeline)
+        reported = None if offline else self.reported
+        return proving.prove(self.config, archive, upto, None, reported)
 
 
 @pytest.fixture
@@ -62,10 +70,16 @@ def kept(pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def altered(path: Path, copy: Path, chance: Random) -> str:
-    """Copy the archive and alter one thing; return the name of the file that was altered."""
+    """Copy the archive and alter one thing; return the name of the file that was altered.
+
+    Not the oldest commit, or an older checkpoint: Delta deletes these, since a checkpoint follows.
+    """
     shutil.copytree(path, copy)
     named = {each.name for each in copy.glob("_delta_log/*.json")}
-    checkpoint = max(copy.glob("_delta_log/*.checkpoint.parquet"))
+    checkpoints = [
+        max(copy.glob("_delta_log/*.checkpoint.parquet")),
+        copy / "_delta_log" / "_last_checkpoint",
+    ]
     live = {
         name
         for each in sorted(copy.glob("_delta_log/*.json"))
@@ -80,15 +94,15 @@ def altered(path: Path, copy: Path, chance: Random) -> str:
     data = sorted(copy / name for name in live - removed)
     match chance.choice(["bit", "bit", "bit", "drop", "swap"]):
         case "drop":
-            file = chance.choice([*data, checkpoint])
+            file = chance.choice([*data, *checkpoints, *files[1:], files[-1]])
             file.unlink()
         case "swap":
-            file, other = chance.sample(data, 2)
+            file, other = chance.sample(chance.choice([data, files]), 2)
             both = file.read_bytes(), other.read_bytes()
             file.write_bytes(both[1])
             other.write_bytes(both[0])
         case _:
-            file = chance.choice([*files, *data, *data, checkpoint])
+            file = chance.choice([*files, *data, *data, *checkpoints])
             text = bytearray(file.read_bytes())
             text[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
             file.write_bytes(bytes(text))
@@ -121,12 +135,10 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
         assert any(name in each for each in found), (name, found)
         shutil.rmtree(copy)
     upto = [lsn for lsn, _ in proof.chains][2]
-    part = proving.prove(kept.config, Archive(str(kept.path), {}, kept.config.pipeline), upto)
+    part = kept.proof(upto=upto)
     assert (part.findings, part.cuts, part.lsn) == ((), 3, str(upto))
     beyond = LSN(position.applied.lsn + 1)
-    found = proving.prove(
-        kept.config, Archive(str(kept.path), {}, kept.config.pipeline), beyond
-    ).findings
+    found = kept.proof(upto=beyond).findings
     assert found == (f"the archive ends at {position.applied.lsn}, before {beyond}",)
     # A cut of which a file is missing is named, with partitions, offsets and seqs.
     copy = tmp_path / "copy"
@@ -136,3 +148,42 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
     found = kept.proof(copy).findings
     assert any(newest.name in each for each in found)
     assert re.search(r"cut|cuts \d+", " ".join(found))
+
+
+def test_the_newest_commits_are_missed_by_the_jobs_report_or_by_what_was_written_after_them(
+    kept: Kept,
+) -> None:
+    """Without the report, by data of a later cut, or by a checkpoint; the newest by neither."""
+    texts = {each: each.read_bytes() for each in kept.path.glob("_delta_log/*")}
+    commits = sorted(each for each in texts if each.suffix == ".json")
+    newest = kept.archived.position().newest
+    assert newest is not None
+    assert kept.proof().unnamed == ()
+    for each in texts.keys() - set(commits):
+        each.unlink()
+    for many, later_cuts in ((1, 0), (2, 1), (3, 1)):  # the third joined files
+        commits[-many].unlink()
+        lost = kept.proof()
+        first = commits[-many].name
+        assert any(first in each and "is missing" in each for each in lost.findings), many
+        seqs = f"seq {lost.seq + 1} to {newest.seq} are missing"
+        assert any(seqs in each for each in lost.findings), lost.findings
+        offline = kept.proof(offline=True)
+        later = [each for each in offline.findings if "commits are missing" in each]
+        assert len(later) == later_cuts, offline.findings
+        assert len(offline.unnamed) == 1
+    for each, text in texts.items():
+        each.write_bytes(text)
+    assert kept.proof(offline=True).findings == ()
+    # A report of another history: as if the commits since had been written again.
+    other = kept.reported.commit
+    assert other is not None
+    kept.reported = replace(kept.reported, commit=other._replace(digest="0" * 64))
+    assert kept.proof().findings == (
+        f"_delta_log/{other.version:020d}.json is not what its job has reported",
+    )
+    last = Archive(str(kept.path), {}, kept.config.pipeline)
+    assert last.find()
+    last.table.create_checkpoint()
+    commits[-1].unlink()
+    assert any(commits[-1].name in each for each in kept.proof(offline=True).findings)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +19,8 @@ import pytest
 from msgspec.structs import replace
 
 from cdc import failpoints
+from cdc.log import follower_reports
+from cdc.operate.followers import BASES
 from cdc.runtime import spark as files
 from lockstep.jobs.archiving import proving as archive_proving
 from lockstep.jobs.archiving.running import opened
@@ -24,6 +28,7 @@ from lockstep.jobs.compacting import layout, past, proving, runs, slices
 from lockstep.jobs.compacting.bases import Bases, bases_of
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import newest_rows
+from lockstep.jobs.compacting.reporting import report
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.compacting.runs import BaseFile
 from lockstep.jobs.compacting.slices import Tables
@@ -288,8 +293,10 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
         )
         archived.reach()
         Compaction(made.config, None).run()
+    report(made.config)
+    reported = follower_reports.read(made.config)[BASES]
     chains = archive_proving.prove(made.config, opened(made.config)).chains
-    proof = proving.prove(made.config, chains)
+    proof = proving.prove(made.config, chains, reported)
     assert proof is not None
     assert (proof.findings, proof.bases, proof.number) == ((), 3, 3)
     newest = bases_of(made.config)
@@ -298,14 +305,25 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
     chance, folder = Random(15), path / "_bases"
     for _ in range(ALTERATIONS):
         restore, name = altered(folder, chance)
-        found = proving.prove(made.config, chains)
+        found = proving.prove(made.config, chains, reported)
         assert found is not None
         assert any(name in each for each in found.findings), (name, found.findings)
         restore()
-    assert proving.prove(made.config, chains) == proof
+    assert proving.prove(made.config, chains, reported) == proof
     other = proving.prove(made.config, dict.fromkeys(chains, "x"))
     assert other is not None
     assert sum("another chain" in each for each in other.findings) == 3
+    # Bases that are all missing are missed by the report; those without commits by their files.
+    kept = folder.rename(path / "elsewhere")
+    assert proving.prove(made.config, chains) is None
+    lost = proving.prove(made.config, chains, reported)
+    assert lost is not None
+    assert f"one was made at {reported.lsn}" in lost.findings[0]
+    kept.rename(folder)
+    shutil.rmtree(folder / "_delta_log")
+    left = proving.prove(made.config, chains)
+    assert left is not None
+    assert "has no base any more" in left.findings[0]
 
 
 def altered(folder: Path, chance: Random) -> tuple[Callable[[], None], str]:
@@ -314,13 +332,15 @@ def altered(folder: Path, chance: Random) -> tuple[Callable[[], None], str]:
     commits = sorted(folder.glob("_delta_log/*.json"))
     match chance.choice(["bit", "bit", "drop", "swap"]):
         case "drop":
-            file = chance.choice(data)
+            file = chance.choice([*data, *commits, commits[-1]])
             text = file.read_bytes()
             file.unlink()
         case "swap":
-            file, other = chance.sample(data, 2)
+            file, other = chance.sample(chance.choice([data, commits]), 2)
             text, others = file.read_bytes(), other.read_bytes()
             file.write_bytes(others)
+            other.write_bytes(text)
+            return partial(restored, {file: text, other: others}), file.name
         case _:
             file = chance.choice([*data, *commits])
             text = file.read_bytes()
@@ -328,7 +348,9 @@ def altered(folder: Path, chance: Random) -> tuple[Callable[[], None], str]:
             changed[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
             file.write_bytes(bytes(changed))
 
-    def restore() -> None:
-        file.write_bytes(text)
+    return partial(restored, {file: text}), file.name
 
-    return restore, file.name
+
+def restored(texts: dict[Path, bytes]) -> None:
+    for file, text in texts.items():
+        file.write_bytes(text)
