@@ -105,9 +105,9 @@ def prove(
         lost = f"seq {kept.seq + 1} to {live.above} are in neither archive nor log"
         findings.append(f"archive: it ends at {kept.lsn}, and the log begins later: {lost}")
     bases = None
-    if kept and lsn is None:
-        witness = reports.get(BASES)
-        bases = bases_proving.prove(config, kept.chains, witness, folds=not kept.findings)
+    if kept:
+        chains, witness, folds = kept.chains, reports.get(BASES), not kept.findings
+        bases = bases_proving.prove(config, chains, witness, upto=lsn, folds=folds)
     findings += [f"bases: {each}" for each in (bases.findings if bases else ())]
     if chain is not None and not any(each.anchored for each in (live, kept) if each):
         findings.append(f"no frontier up to there has the chain {chain}")
@@ -152,7 +152,7 @@ def _print_proof(
         echo(f"           at {kept.lsn}: chain {kept.chain}, digest {kept.digest}")
         for name in kept.unnamed:
             echo(f"- archive: no commit names {name}: its job is writing it, or was killed before")
-    if bases is not None:
+    if bases is not None and bases.bases:
         echo(f"bases      {bases.bases}; the newest, {bases.number}, has {bases.rows:,} rows")
         echo(f"           at {bases.lsn}")
     if findings:

@@ -126,9 +126,11 @@ class _Proving:
         for record, value in self._cut_records(stored):
             self._cut(stored, record, value)
             if self._upto is not None and LSN.parse(record.lsn) >= self._upto:
+                # Audit records are of the archive, not of a cut.
+                self._expect_audited(stored.erased())
                 return
         self._expect_end()
-        self._expect_audited()
+        self._expect_audited(self._erased)
 
     # -- Delta's log, and the files ----------------------------------------------------------------
 
@@ -307,18 +309,16 @@ class _Proving:
             elif last > number:
                 self._unnamed.append(name)
 
-    def _expect_audited(self) -> None:
-        """Check that the audit records of erasures count what is erased."""
+    def _expect_audited(self, erased: int) -> None:
+        """Check that the audit records of erasures count what is erased in all cuts."""
         counted = 0
         for value in self._audits:
             try:
                 counted += decode_erasure(value).records
             except msgspec.MsgspecError:
                 self._findings.append("an audit record of an erasure can't be read")
-        if counted != self._erased:
-            self._findings.append(
-                f"{self._erased} records are erased, where erasures state {counted}"
-            )
+        if counted != erased:
+            self._findings.append(f"{erased} records are erased, where erasures state {counted}")
 
     def _say(self, record: CutRecord, what: str) -> None:
         cut = f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"

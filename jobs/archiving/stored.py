@@ -111,6 +111,16 @@ class Stored:
                     if name in topics:
                         yield name, table.slice(*slot)
 
+    def erased(self) -> int:
+        """Return how many records of all files have been replaced by their leaves."""
+        places = {each.path for many in self._by_cut.values() for each in many}
+        found = 0
+        for path in (*places, *(each.path for each in self._of_many)):
+            data = pa.BufferReader(self._files.read(path))
+            leaves = pq.read_table(data, columns=["leaf"])["leaf"]
+            found += len(leaves) - leaves.null_count
+        return found
+
     def _load(self, place: Place) -> tuple[pa.Table, dict[Key, tuple[int, int]]]:
         found = self._loaded.pop(place.path, None)
         if found is None:

@@ -52,9 +52,10 @@ def prove(
     chains: Mapping[tuple[LSN, int], str],
     reported: FollowerRecord | None = None,
     *,
+    upto: LSN | None = None,
     folds: bool = True,
 ) -> BasesProof | None:
-    """Check the bases that the policy keeps; None if there are none.
+    """Check the bases that the policy keeps, of those not above an LSN; None if there are none.
 
     `chains` are those of the archive's frontiers, as far as they are known. `reported` is what a
     compaction has reported: that base, or a later one, must be there. Without `folds` the newest
@@ -75,6 +76,7 @@ def prove(
     except (CDCError, ValueError, KeyError, TypeError, OSError):
         findings.append(f"{bases.path}: Delta's log can't be read")
         return BasesProof(0, 0, 0, "0/0", tuple(findings))
+    kept = [each for each in kept if upto is None or each.applied.lsn <= upto]
     sound: dict[str, list[TableCount] | None] = {}
     for number, record in enumerate(kept):
         at = record.applied

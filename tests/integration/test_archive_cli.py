@@ -87,6 +87,15 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
     assert asyncio.run(console.versions("public.users", "8"))["count"] == 0
     with pytest.raises(ConfigError, match="neither archive nor log"):
         asyncio.run(console.versions("public.no_such", "--json"))
+    code, proof = cdc(made, "prove", "--lsn", base.lsn)
+    assert (code, proof["archive"]["seq"], proof["bases"]["number"]) == (0, base.seq, 1)
+    altered = next((tmp_path / "archive" / "_bases").glob("part-*"))
+    text = altered.read_bytes()
+    altered.write_bytes(text[:-1])
+    code, proof = cdc(made, "prove", "--lsn", base.lsn)
+    assert code == Exit.FAILED
+    assert any(altered.name in each for each in proof["findings"])
+    altered.write_bytes(text)
     next((tmp_path / "archive").glob("part-*")).unlink()
     code, proof = cdc(made, "prove", "--offline")
     assert code == Exit.FAILED

@@ -302,6 +302,10 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_of_bases_is_named(
     newest = bases_of(made.config)
     assert newest.find()
     assert {each.run for each in _files(newest)} == {1, 2, 3}
+    second = newest.kept(3)[1].applied.lsn
+    part = proving.prove(made.config, chains, reported, upto=second)
+    assert part is not None
+    assert (part.findings, part.bases, part.number) == ((), 2, 2)
     chance, folder = Random(15), path / "_bases"
     for _ in range(ALTERATIONS):
         restore, name = altered(folder, chance)

@@ -211,6 +211,8 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     assert kept.holds(marker) == []
     assert {topic for topic, _ in done.topics} == kept.logged(marker)
     kept.expect_sound(5)
+    for upto, _ in proving.prove(kept.config, opened(kept.config)).chains:
+        assert proving.prove(kept.config, opened(kept.config), upto).findings == ()
     assert len(history(kept.config, "public.users", f"old-{other}")) == versions
     with pytest.raises(ConfigError, match="a daemon streams"):
         Erasing(kept.config, "public.users", f"new-{marker}", with_topics=True)
@@ -370,8 +372,10 @@ def test_a_forged_erasure_is_named(kept: Kept) -> None:
             parts = [rows.filter(pc.invert(mask)), erasing.bare(rows.filter(mask))]
             forged = write(archive.files, pa.concat_tables(parts))
             archive.commit([removed(add), forged], position, "ERASE")
-    findings = proving.prove(kept.config, opened(kept.config)).findings
-    assert any("are erased, where erasures state 0" in each for each in findings), findings
+    chains = proving.prove(kept.config, opened(kept.config)).chains
+    for upto in (None, *(lsn for lsn, _ in chains)):
+        findings = proving.prove(kept.config, opened(kept.config), upto).findings
+        assert any("are erased, where erasures state 0" in each for each in findings), findings
 
 
 def _key(text: str) -> bytes:
