@@ -10,7 +10,7 @@ asked for, and their older versions deleted; what other stores keep is described
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc import failpoints
@@ -27,7 +27,7 @@ from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.generations.erasing import FollowersOf
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
@@ -108,9 +108,10 @@ class Erasing:
         left = self._left(places)
         epoch = None
         if self._with_topics:
-            if left:
-                self._delete_records(archive, left)
-                left = self._left(places)
+            with self._deletable({topic for topic, *_ in places}):
+                if left:
+                    self._delete_records(archive, left)
+                    left = self._left(places)
             epoch = self._acknowledged({topic for topic, *_ in places})
         followers = FollowersOf(config, self._subject.topic)
         mirrors = self._erase_mirrors(followers) if self._with_mirrors else {}
@@ -138,6 +139,23 @@ class Erasing:
                 if there is not None and there.start <= last:
                     found[place] = there.start, last
         return found
+
+    @contextmanager
+    def _deletable(self, emptied: set[str]) -> Iterator[None]:
+        """Let Kafka delete records of topics that it only compacts; then restore their policy.
+
+        Also that of topics of which a killed erasure has changed it.
+        """
+        own = f"{self._config.prefix}.cdc."
+        mine = [topic for topic in emptied if not topic.startswith(own)]
+        client = topics.admin(self._config)
+        mine = sorted(topics.describe(client, mine))
+        compacted = [each for each in mine if topics.cleanup_of(self._config, each) == "compact"]
+        topics.allow_deletions(client, compacted)
+        try:
+            yield
+        finally:
+            topics.restore_policies(client, self._config, compacted)
 
     def _delete_records(self, archive: Archive, left: dict[Partition, tuple[int, int]]) -> None:
         """Delete the topics' records up to the erased ones, once no follower needs them."""

@@ -24,7 +24,7 @@ from cdc.log import names
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cdc.config import Config
     from cdc.config.tables import Cleanup
@@ -42,6 +42,8 @@ PIECE: Final = 500
 # The controller writes its records first and the brokers follow: a full request takes seconds.
 _CHANGE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
+# Within which brokers take a topic's changed policy.
+_POLICY_SECONDS: Final = 15.0
 # The resume topic is read completely at each start: small segments let compaction keep it short.
 _COMPACTED: Final = {
     "cleanup.policy": "compact",
@@ -285,18 +287,53 @@ def delete(client: AdminClient, topics: Sequence[str]) -> None:
 def delete_records(client: AdminClient, ends: Mapping[Partition, int]) -> None:
     """Delete the records of partitions before these offsets; those of deleted ones are no error.
 
-    Kafka keeps them on disk, unreadable, until no later record is in their segment.
+    Kafka keeps them on disk, unreadable, until no later record is in their segment. Raises
+    ConfigError if a topic's policy has no `delete`, also after brokers had the time to take a
+    changed one.
     """
     wanted = [TopicPartition(*place, end) for place, end in ends.items()]
-    for part in pieces(wanted, PIECE):
-        futures = client.delete_records(part, request_timeout=_CHANGE_SECONDS)
-        for place, future in futures.items():
-            try:
-                future.result()
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.OFFSET_OUT_OF_RANGE:
-                    continue  # its beginning is after them already
+    deadline = time.monotonic() + _POLICY_SECONDS
+    while refused := [each for part in pieces(wanted, PIECE) for each in _refused(client, part)]:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"Kafka deletes no records of {refused[0].topic}: its cleanup.policy has no"
+                " `delete`",
+                hint="set the policy that the configuration has: `cdc doctor` has the command; then"
+                " repeat this",
+            )
+        wanted = refused
+        time.sleep(_LOOK_SECONDS)
+
+
+def _refused(client: AdminClient, wanted: list[TopicPartition]) -> list[TopicPartition]:
+    """Delete records; return of which partitions the topic's policy does not allow it."""
+    found = []
+    for place, future in client.delete_records(wanted, request_timeout=_CHANGE_SECONDS).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.POLICY_VIOLATION:
+                found.append(place)
+            elif code != KafkaError.OFFSET_OUT_OF_RANGE:  # its beginning is after them already
                 raise translate(error.args[0], f"deleting records of {place.topic}") from error
+    return found
+
+
+def allow_deletions(client: AdminClient, names: Iterable[str]) -> None:
+    """Allow records of compacted topics to be deleted by offset, and none by retention."""
+    unlimited = {"retention.ms": "-1", "retention.bytes": "-1"}
+    alter(client, dict.fromkeys(names, unlimited | {"cleanup.policy": _POLICIES["both"]}))
+
+
+def restore_policies(client: AdminClient, config: Config, names: Iterable[str]) -> None:
+    """Give data topics the policy and the retention that the configuration has."""
+    wanted = {}
+    for name in names:
+        its = _of_data(config, cleanup_of(config, name))
+        mine = {key: its[key] for key in ("cleanup.policy", "retention.ms")}
+        wanted[name] = {**mine, "retention.bytes": None}
+    alter(client, wanted)
 
 
 def existing(client: AdminClient, prefix: str) -> dict[str, int]:
@@ -323,8 +360,8 @@ def settings_of(client: AdminClient, names: Sequence[str]) -> dict[str, dict[str
     return found
 
 
-def alter(client: AdminClient, wanted: Mapping[str, Mapping[str, str]]) -> None:
-    """Change these settings of topics that exist, and no others.
+def alter(client: AdminClient, wanted: Mapping[str, Mapping[str, str | None]]) -> None:
+    """Change these settings of topics that exist, and no others; None: to the brokers' default.
 
     Raises ConfigError if Kafka refuses one.
     """
@@ -334,7 +371,13 @@ def alter(client: AdminClient, wanted: Mapping[str, Mapping[str, str]]) -> None:
                 ResourceType.TOPIC,
                 name,
                 incremental_configs=[
-                    ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                    ConfigEntry(
+                        key,
+                        value,
+                        incremental_operation=AlterConfigOpType.DELETE
+                        if value is None
+                        else AlterConfigOpType.SET,
+                    )
                     for key, value in wanted[name].items()
                 ],
             )

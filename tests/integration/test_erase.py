@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from cdc import failpoints
 from cdc.errors import ConfigError
-from cdc.log import reader
+from cdc.log import reader, topics
 from cdc.runtime import spark as files
 from lockstep.jobs.archiving import erasing, proving
 from lockstep.jobs.archiving.rows import key_hash
@@ -43,6 +43,7 @@ from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.read_back import read_to_end
 from tests.integration.test_compaction import rows_of, source
+from tests.integration.test_incremental_snapshot import begin, wait_state
 
 _JOB_SECONDS = 400
 TABLES = (
@@ -179,7 +180,11 @@ def kept(pipeline: NewPipeline, tmp_path: Path) -> Kept:
 
 
 def _kept(
-    pipeline: NewPipeline, tmp_path: Path, followers: dict[str, object], **more: dict[str, object]
+    pipeline: NewPipeline,
+    tmp_path: Path,
+    followers: dict[str, object],
+    cleanup: str = "delete",
+    **more: dict[str, object],
 ) -> Kept:
     folder = tmp_path / "archive"
     made = pipeline(
@@ -187,7 +192,7 @@ def _kept(
         followers=followers,
         **more,
         archive={"path": str(folder), "every_seconds": 0, "bases_kept": 3},
-        log={"kafka": {"message.max.bytes": 60_000}},
+        log={"kafka": {"message.max.bytes": 60_000}, "cleanup": cleanup},
     )
     made.start().wait_ready()
     return Kept(Archived(made), folder)
@@ -234,6 +239,52 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     logs = [daemon.log for daemon in kept.archived.pipeline.daemons]
     assert all(logs)
     assert not any(marker in log for log in logs)
+
+
+@pytest.mark.parametrize("cleanup", ["delete", "compact", "both"])
+def test_topics_of_each_policy_lose_the_row_and_keep_their_policy(
+    pipeline: NewPipeline, tmp_path: Path, cleanup: str
+) -> None:
+    """Kafka deletes no records of a topic that it only compacts; a killed run changes nothing."""
+    kept = _kept(pipeline, tmp_path, {}, cleanup)
+    made, client = kept.archived.pipeline, topics.admin(kept.config)
+    topic = f"{made.config.prefix}.public.users"
+
+    def settings() -> dict[str, str]:
+        names = ("cleanup.policy", "retention.ms", "retention.bytes")
+        found = topics.settings_of(client, [topic])[topic]
+        return {name: found[name] for name in names}
+
+    before = settings()
+    kept.lived(marker := uuid4().hex)
+    assert made.daemon.term() == 0
+    kept.kill(failpoints.ERASE_TOPICS_NAMES[0], "--topics", "--", "public.users", f"new-{marker}")
+    if cleanup == "compact":  # meanwhile nothing may be deleted by retention
+        unlimited = {"retention.ms": "-1", "retention.bytes": "-1"}
+        assert settings() == {"cleanup.policy": "compact,delete"} | unlimited
+    found = kept.erase(f"new-{marker}", "--topics")
+    assert (found["topics"], found["epoch"]) == ([], 2)
+    assert (kept.logged(marker), settings()) == (set(), before)
+    daemon = made.start().wait_ready()
+    assert daemon.health()["wrong_policies"] == {}
+    kept.lived(uuid4().hex)
+    kept.expect_sound(5)
+    if cleanup == "compact":  # it shall have every row, of which it has lost the older ones
+        wait_state(made, begin(made, "public.users"))
+        records = read_to_end(kept.config, {topic: made.resume()[0].partitions[topic]})
+        published = {message.key() for message in records if message.value() is not None}
+        assert {_key(each) for each in source(kept.archived, "users")} <= published  # type: ignore[arg-type]
+
+
+def test_a_topic_that_somebody_compacts_is_not_emptied(kept: Kept) -> None:
+    kept.lived(marker := uuid4().hex)
+    kept.follow()
+    assert kept.archived.pipeline.daemon.term() == 0
+    topic = f"{kept.config.prefix}.public.users"
+    topics.alter(topics.admin(kept.config), {topic: {"cleanup.policy": "compact"}})
+    with pytest.raises(ConfigError, match=r"cleanup\.policy has no `delete`") as refused:
+        Erasing(kept.config, "public.users", f"new-{marker}", with_topics=True).run()
+    assert "cdc doctor" in refused.value.hint
 
 
 @pytest.mark.long("four followers, five times each")
