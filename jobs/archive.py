@@ -20,7 +20,7 @@ from cdc.operate.followers import ARCHIVE
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
 from lockstep.jobs.apply.running import Run
-from lockstep.jobs.archiving.running import Archiving, opened
+from lockstep.jobs.archiving.running import Archiving, opened, with_remedy
 from lockstep.jobs.follow import STOPPING, Stopping, newest_lsn
 from lockstep.jobs.following_stores import run_all
 from lockstep.jobs.spark.starting import session_of
@@ -62,7 +62,7 @@ def main(config: Config, until: LSN | None, *, once: bool, as_json: bool) -> Exi
     def spark() -> SparkSession:
         return session_of(f"lockstep archive of {config.pipeline}", config, ())
 
-    run = Run(config, ARCHIVE, "delta", Archiving(config, spark, until))
+    run = Run(config, ARCHIVE, "delta", Archiving(config, spark, until), remedy=with_remedy)
     stopping.is_starting = False
     printer = ProgressPrinter([run], lines)
     run_all([run], stopping.requested, lambda: lines.say(STOPPING))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdc.config.stores import freshness, longest_wait
 from cdc.errors import Exit
+from cdc.log.expected import START_OVER
 from cdc.log.follower_reports import REPORT_SECONDS, SILENT_SECONDS, FollowerRecord, Readings
 from cdc.log.frontier_tail import Unapplied, UnappliedReader
 from cdc.operate.findings import Cause, Level
@@ -41,7 +42,11 @@ LATE_SECONDS: Final = 60.0
 # a store is up again sooner, and only a huge batch takes longer.
 STALLED_SECONDS: Final = 180.0
 RUN_ARCHIVE: Final = "cdc archive run"
-NEW_ARCHIVE: Final = "set archive.path to another place and start a new archive; keep the old one"
+# An archive begins where its log begins: so another one needs another log.
+NEW_ARCHIVE: Final = (
+    f"{START_OVER}; archive the new log at another archive.path, and keep the old archive: it has"
+    " everything up to there"
+)
 
 
 class FollowerStatus(NamedTuple):

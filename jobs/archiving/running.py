@@ -17,12 +17,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from cdc import failpoints
-from cdc.errors import CompactedError, ConfigError, GapError
+from cdc.errors import CDCError, CompactedError, ConfigError, GapError
 from cdc.log import compaction, names, records
-from cdc.log.expected import START_OVER
 from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
+from cdc.operate.followers import NEW_ARCHIVE
 from cdc.verify.digests import CutCheck, Difference, FrontierChain
 from lockstep.jobs.archiving import layout
 from lockstep.jobs.archiving.layout import CutRecord, Position, Span
@@ -98,6 +98,14 @@ class Archiving:
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until
+
+
+def with_remedy(error: CDCError) -> CDCError:
+    """Return a gap with how there is an archive again; return any other error unchanged."""
+    if not isinstance(error, GapError) or NEW_ARCHIVE in error.hint:
+        return error
+    hint = f"{error.hint}. If the log can't be restored: {NEW_ARCHIVE}"
+    return type(error)(error.what, hint=hint)
 
 
 def opened(config: Config) -> Archive:
@@ -297,7 +305,7 @@ class Cuts:
             )
             compacted = compaction.explained(self._config, place, what)
             if compacted is not None and difference.is_short:
-                hint = f"the archive needs every event: to have one again, {START_OVER}"
+                hint = f"the archive needs every event: to have one again, {NEW_ARCHIVE}"
                 raise CompactedError(compacted.what, hint=hint)
             raise GapError(
                 f"{place[0]} [{place[1]}] {what}",

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lockstep.jobs.archiving import describing, running, upkeep, versions
+from cdc.cli.main import run as cdc
+from cdc.errors import Exit, GapError
+from cdc.log import names, reader, topics
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
+from cdc.operate.followers import ARCHIVE, NEW_ARCHIVE
+from lockstep.jobs.apply.running import Run
+from lockstep.jobs.archiving import describing, proving, running, upkeep, versions
 from lockstep.jobs.archiving.upkeep import Upkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
@@ -54,6 +61,53 @@ def test_every_record_of_every_topic_is_archived_once_with_its_bytes(
     made.database.execute("INSERT INTO users VALUES (-1, 'after')")
     archived.reach()
     assert archived.stored() == archived.logged(archived.position())
+
+
+def test_after_retention_was_too_short_only_a_new_log_has_an_archive_again(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    """As the doctor and the job's error advise; the old archive is proved as before."""
+    made = pipeline(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        archive={"path": str(tmp_path / "archive"), "every_seconds": 0},
+    )
+    made.start().wait_ready()
+    archived = Archived(made)
+    for number in range(3):
+        made.database.execute(f"INSERT INTO users VALUES ({number}, 'n')")
+        archived.log_reach() if number else archived.reach()
+    assert made.daemon.term() == 0
+    frontiers = names.frontier_topic(made.config.prefix), 0
+    end = reader.end_offsets(made.config, [frontiers])[frontiers]
+    # The last record and its transaction's marker stay.
+    topics.delete_records(topics.admin(made.config), {frontiers: end - 2})
+    [lost] = [each for each in examine(made.config) if each.check == "archive"]
+    assert (lost.severity, lost.fix) == (Severity.ERROR, NEW_ARCHIVE)
+
+    def run() -> Run:
+        work = running.Archiving(made.config, None, archived.frontier())
+        found = Run(made.config, ARCHIVE, "delta", work, remedy=running.with_remedy)
+        found.run()
+        return found
+
+    old, other = made.config, {"archive__path": str(tmp_path / "other")}
+    for path in (made.config_file, made.write("other.yaml", **other)):
+        made.config_file = path
+        halted = run()
+        assert isinstance(halted.error, GapError), "neither the old archive nor one of this log"
+        assert NEW_ARCHIVE in halted.error.hint
+    given = ("--topics", "--yes", "-c", str(made.config_file))
+    assert cdc(["teardown", *given]) == Exit.OK
+    made.config_file = made.write("new.yaml", snapshot__mode="initial", **other)
+    assert cdc(["setup", "-c", str(made.config_file)]) == Exit.OK
+    made.start().wait_ready()
+    made.database.execute("INSERT INTO users VALUES (7, 'n')")
+    until = archived.log_reach()
+    assert run().error is None
+    proof = proving.prove(made.config, running.opened(made.config))
+    assert (proof.findings, proof.lsn) == ((), str(until))
+    assert [each.op for each in versions.history(made.config, "public.users", "2")] == ["read"]
+    assert proving.prove(old, running.opened(old)).findings == ()
 
 
 def test_a_row_has_every_version_with_its_author_from_archive_and_topics(

@@ -62,7 +62,10 @@ def test_retention_may_be_short_if_the_archive_keeps_up(
 
 
 def test_an_archive_that_lost_its_place_or_never_ran_or_halted_is_reported() -> None:
-    assert [each for each, _ in found(Unapplied(1, forgotten=True))] == [Severity.ERROR]
+    [lost] = check_archive(CONFIG, ArchiveFacts(RECORD, Unapplied(1, forgotten=True), NOW))
+    assert lost.severity is Severity.ERROR
+    assert "`cdc teardown --topics`, then `cdc setup`" in lost.fix
+    assert "another archive.path" in lost.fix
     assert [each for each, _ in found(None, None)] == [Severity.WARNING]
     halted = replace(RECORD, state="halted", what="a gap")
     assert (Severity.ERROR, "it has halted: a gap") in found(Unapplied(), halted)
