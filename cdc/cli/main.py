@@ -57,6 +57,7 @@ COMMANDS = {
     "slot": "Show, alter or drop the replication slot.",
     "publication": "Continue with a publication that was altered.",
     "topics": "Continue with topics that have changed.",
+    "upgrade": "Check that this version can take over.",
     "migrations": "Optional objects in the source database.",
     "teardown": "Drop slot, publication and topics.",
     "spark": "Prepare spark-submit: applications, jars, code.",

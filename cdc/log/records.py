@@ -280,9 +280,9 @@ def encode(record: msgspec.Struct) -> bytes:
 def decode(kind: type[R], value: bytes, topic: str) -> R:
     """Return the record of `kind` that `value` holds; raise ConfigError if it can't be trusted."""
     try:
-        seen = _read_format(value).format
+        seen = format_of(value)
         newest = newest_format(kind)
-        if isinstance(seen, int) and seen > newest:
+        if seen > newest:
             raise ConfigError(
                 f"topic {topic} holds a {kind.__name__} of format {seen}; this version reads up to"
                 f" {newest}",
@@ -295,6 +295,12 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
             hint="something else writes to this topic; give the pipeline a log.prefix of its own",
         ) from error
     return record
+
+
+def format_of(value: bytes) -> int:
+    """Return the format that a record states, 0 if it states none; raise if it is not JSON."""
+    seen = _read_format(value).format
+    return seen if isinstance(seen, int) else 0
 
 
 @cache

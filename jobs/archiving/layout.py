@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from cdc.errors import ConfigError
 from cdc.events import LSN
+from cdc.log.records import format_of
 from lockstep.jobs.archiving import merkle
 from lockstep.sinks.contract import Applied
 
@@ -121,8 +123,18 @@ _decode: Final = msgspec.json.Decoder(CutRecord).decode
 
 
 def decode(value: bytes) -> CutRecord:
-    """Return the cut record of a JSON; raise MsgspecError if it is none."""
+    """Return the cut record of a JSON; raise MsgspecError if it is none, or refuse its format."""
+    expect_known("an archive's cut", format_of(value), FORMAT)
     return _decode(value)
+
+
+def expect_known(what: str, seen: int, newest: int) -> None:
+    """Raise ConfigError if a record has a newer format than this version knows."""
+    if seen > newest:
+        raise ConfigError(
+            f"{what} is of format {seen}; this version reads up to {newest}",
+            hint="run the Lockstep version that wrote it, or a newer one",
+        )
 
 
 def digest(value: bytes) -> str:

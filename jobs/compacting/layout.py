@@ -19,7 +19,8 @@ import msgspec
 import pyarrow as pa
 
 from cdc.events import LSN
-from lockstep.jobs.archiving.layout import RECORD
+from cdc.log.records import format_of
+from lockstep.jobs.archiving.layout import RECORD, expect_known
 from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ _decode: Final = msgspec.json.Decoder(BaseRecord).decode
 
 
 def decode(value: bytes) -> BaseRecord:
-    """Return the base record of a JSON; raise MsgspecError if it is none."""
+    """Return the base record of a JSON; raise MsgspecError if it is none, or refuse its format."""
+    expect_known("a base", format_of(value), FORMAT)
     return _decode(value)
 
 

@@ -149,6 +149,14 @@ class _Stored(msgspec.Struct):
     term: int = msgspec.field(name="_primary_term")
 
 
+class _Format(msgspec.Struct):
+    format: int = 0
+
+
+class _StoredFormat(msgspec.Struct):
+    source: _Format = msgspec.field(name="_source")
+
+
 class _Written(msgspec.Struct):
     seq_no: int = msgspec.field(name="_seq_no")
     term: int = msgspec.field(name="_primary_term")
@@ -156,6 +164,7 @@ class _Written(msgspec.Struct):
 
 _decode_record: Final = msgspec.json.Decoder(Record).decode
 _decode_stored: Final = msgspec.json.Decoder(_Stored).decode
+_decode_format: Final = msgspec.json.Decoder(_StoredFormat).decode
 _decode_written: Final = msgspec.json.Decoder(_Written).decode
 
 
@@ -235,6 +244,13 @@ class FollowerRecords:
             )
         self._known = record, found.seq_no, found.term
         return record
+
+    def stored_format(self) -> int | None:
+        """Return the format of the record, also of one that `load` refuses; None without one."""
+        answer = self._client.call("GET", self._path, fine=_MISSING)
+        if answer.status in _MISSING:
+            return None
+        return _decode_format(answer.body).source.format
 
     @property
     def known(self) -> Record:
