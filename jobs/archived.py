@@ -210,7 +210,7 @@ def diff(config: Config, table: str, first: str, last: str, *, as_json: bool) ->
     """Print what differs between two states; see `cdc diff`."""
     import msgspec  # noqa: PLC0415 - not for --help
 
-    from lockstep.jobs.archiving.versions import one_table  # noqa: PLC0415 - as above
+    from cdc.log.row_keys import one_table  # noqa: PLC0415 - as above
     from lockstep.jobs.compacting.differences import differences  # noqa: PLC0415 - as above
     from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - as above
 

@@ -17,6 +17,7 @@ from cdc import failpoints
 from cdc.errors import ConfigError
 from cdc.log import follower_reports, topics
 from cdc.log.ranges import RangeReader
+from cdc.log.row_keys import log_keys
 from cdc.operate.commands import acknowledge
 from lockstep.jobs.archiving import erasing, versions
 from lockstep.jobs.archiving.running import opened
@@ -74,7 +75,7 @@ class Erasing:
         if with_topics:
             acknowledge.refuse_while_streaming(config)
         search = versions.InArchive(config, self._archive)
-        keys = versions.log_keys(table, key, search.schemas())
+        keys = log_keys(table, key, search.schemas())
         topic = versions.topic_of(config, table)
         subject = erasing.find(config, self._archive, topic, keys)
         self._expect_archived(subject)

@@ -24,9 +24,9 @@ from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.publisher import BoundedPublisher
 from cdc.log.ranges import RangeReader
+from cdc.log.row_keys import one_table
 from lockstep.jobs.archiving.rows import archive_topic
 from lockstep.jobs.archiving.running import opened
-from lockstep.jobs.archiving.versions import one_table
 from lockstep.jobs.compacting import frontiers as archived
 from lockstep.jobs.compacting.bases import with_base
 from lockstep.jobs.compacting.frontiers import quoted

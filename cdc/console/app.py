@@ -1,10 +1,10 @@
 """The console's pages and its API: GET, and one POST where actions are allowed.
 
 `/api/status`, `/api/tables`, `/api/chart` answer with what was measured last; `/api/tail` is a
-stream of server-sent events; `/api/explain` runs `cdc history`, `/api/large` `cdc dead list`.
-`/api/dead` is what was given up; `/api/act` runs a command (`actions`). `/stream/TABLE` is for
-programs (`stream`). Everything of the pipeline is sent as JSON, and the page puts it in place as
-text, so no name or value becomes markup.
+stream of server-sent events; `/api/explain` runs `cdc history`, or searches the topic where there
+is no archive; `/api/large` runs `cdc dead list`. `/api/dead` is what was given up; `/api/act` runs
+a command (`actions`). `/stream/TABLE` is for programs (`stream`). Everything of the pipeline is
+sent as JSON, and the page puts it in place as text, so no name or value becomes markup.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Console:
         self._config = config
         self._collector = collector
         self._feed = feed
-        self._explainer = Explainer(config_path)
+        self._explainer = Explainer(config, config_path)
         self._dead = dead
         self._actions = actions
         self._viewers = 0
@@ -171,14 +171,11 @@ class _Console:
         return _json(None if newest is None else orjson.Fragment(newest.chart))
 
     async def explain(self, request: Request) -> Response:
-        table, key = (request.query_params.get(name, "") for name in ("table", "key"))
-        if not table or not key or max(len(table), len(key)) > _MOST_CHARACTERS:
+        given = [request.query_params.get(name, "") for name in ("table", "key", "before")]
+        if not all(given[:2]) or max(map(len, given)) > _MOST_CHARACTERS:
             return _json({"error": "give a table (schema.table) and a key"}, 400)
-        if self._config.archive.path is None:
-            why = "versions are read from the archive, and none is configured (archive.path)"
-            return _json({"versions": None, "error": why})
         try:
-            return _json(await self._explainer.versions(table, key))
+            return _json(await self._explainer.versions(*given))
         except CDCError as error:
             return _json({"versions": None, "error": f"{error.what}; {error.hint}"})
 

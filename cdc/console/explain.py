@@ -1,7 +1,7 @@
-"""Every version of a row, by `cdc history`. One runs at a time.
+"""The versions of a row: by `cdc history` where there is an archive, else from the topic's end.
 
-The archive's reader needs packages that the console does not, and may use much memory; a process
-can be ended.
+One runs at a time. The archive's reader needs packages that the console does not, and may use much
+memory; a process can be ended. A search of the topic has a limit of time (`key_search`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,32 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.console import commands
+from cdc.console.key_search import KeySearch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from cdc.config import Config
 
 # A row with more versions than this is one for the command line.
 _MOST_VERSIONS: Final = 500
 
 
 class Explainer:
-    def __init__(self, config_path: Path) -> None:
-        self._config_path = config_path
+    def __init__(self, config: Config, config_path: Path) -> None:
+        self._config, self._config_path = config, config_path
         self._turn = asyncio.Semaphore(1)
 
-    async def versions(self, table: str, key: str) -> dict[str, Any]:
+    async def versions(self, table: str, key: str, before: str = "") -> dict[str, Any]:
         """Return the newest versions of a row, oldest first, and how many there are.
 
-        Raises ConfigError with what the command says, UnavailableError where it takes too long.
+        Without an archive also `searched`: how far back they are complete, and as `before` where a
+        further search continues. Raises ConfigError where table or key is not in the log,
+        UnavailableError where it takes too long or the brokers do not answer.
         """
         async with self._turn:
+            if self._config.archive.path is None:
+                return await asyncio.to_thread(KeySearch(self._config, table, key, before).run)
             words = ("history", "--json", "--", table, key)
             found = await commands.listed(self._config_path, words)
-        return {"count": len(found), "versions": found[-_MOST_VERSIONS:]}
+        return {"count": len(found), "versions": found[-_MOST_VERSIONS:], "searched": None}

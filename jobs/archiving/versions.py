@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cdc.config.patterns import parse_table_pattern
-from cdc.errors import ConfigError
 from cdc.events import LSN, row_key
 from cdc.log import compaction, names, reader, records
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
+from cdc.log.row_keys import log_keys, one_table
 from cdc.log.table_cuts import expect_counted
 from lockstep.jobs.archiving.rows import key_hash
 from lockstep.jobs.archiving.running import opened
@@ -100,50 +99,6 @@ def history(config: Config, table: str, key: str) -> list[Version]:
 def topic_of(config: Config, table: str) -> str:
     schema, name = one_table(table)
     return names.data_topic(config.prefix, schema, name)
-
-
-def one_table(table: str) -> tuple[str, str]:
-    """Return the schema and name of a table; raise ConfigError if the text names none, or many."""
-    try:
-        pattern = parse_table_pattern(table)
-        found = pattern.exact
-    except ValueError as error:
-        raise ConfigError(
-            f"{table!r} names no table: {error}", hint="write schema.table"
-        ) from error
-    if found is None:
-        raise ConfigError(f"{table!r} names several tables", hint="write schema.table")
-    return found
-
-
-def log_keys(table: str, text: str, versions: Iterable[SchemaRecord]) -> set[bytes]:
-    """Return the forms that the key may have in the log, of any version of the table."""
-    wanted = one_table(table)
-    columns = {each.key for each in versions if (each.schema, each.table) == wanted} - {()}
-    if not columns:
-        raise ConfigError(
-            f"neither archive nor log has a table {table} with a key",
-            hint="write it as `cdc table list` does, with its schema",
-        )
-    try:
-        given = msgspec.json.decode(text.encode())
-    except msgspec.MsgspecError:
-        given = text
-    found = set[bytes]()
-    for names_of_key in columns:
-        if isinstance(given, dict):
-            if set(given) == set(names_of_key):
-                found.add(msgspec.json.encode({name: given[name] for name in names_of_key}))
-        elif len(names_of_key) == 1:
-            forms = [given, text] if isinstance(given, int | float | bool) else [text]
-            found |= {msgspec.json.encode({names_of_key[0]: form}) for form in forms}
-    if not found:
-        one = min(columns)
-        raise ConfigError(
-            f"the key of {table} has the columns {', '.join(one)}",
-            hint='give a JSON object of them: {"' + '": …, "'.join(one) + '": …}',
-        )
-    return found
 
 
 def _versions(

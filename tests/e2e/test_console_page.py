@@ -128,7 +128,9 @@ def test_every_panel_shows_live_data_as_text_and_nothing_leaves_the_machine(
     click(browser, "#large-list")
     wait_until(lambda: "there are none" in text(browser, "#large"), "the list does not arrive", 60)
     click(browser, "#tail button.link")
-    wait_until(lambda: "archive.path" in text(browser, "#explain"), "it explains nothing")
+    wait_until(lambda: "newest first" in text(browser, "#explain"), "it explains nothing")
+    assert "all that Kafka still has" in text(browser, "#explain")
+    assert count(browser, "#explain ol li") >= 1
     # Read-only: the commands are shown, and no button runs one.
     write_in(browser, "[data-action=snapshot] input", f"public.{_EVIL}")
     assert f"cdc snapshot start 'public.{_EVIL}'" in text(browser, "#actions")
@@ -139,6 +141,35 @@ def test_every_panel_shows_live_data_as_text_and_nothing_leaves_the_machine(
     )
     assert complaints(browser) == []
     assert requested(browser) == {("http", f"127.0.0.1:{shown.port}")}
+
+
+def test_a_long_topic_is_searched_further_back_when_asked_for(
+    page: Page, line: PipelineUnderTest, browser: Chrome
+) -> None:
+    line.database.execute(
+        "INSERT INTO t VALUES (-1, 'first')",
+        "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1000, 300000) i",
+        "UPDATE t SET note = 'last' WHERE id = -1",
+    )
+    wait_until(lambda: line.resume()[1].seq > 299_000, "the rows are not in the log")
+    page()
+    write_in(browser, "#explain-table", "public.t")
+    write_in(browser, "#explain-key", "-1")
+    click(browser, "#explain-form button")
+    wait_until(lambda: "first → last" in text(browser, "#explain"), "nothing is found")
+    assert "older versions are not shown" in text(browser, "#explain")
+    assert count(browser, "#explain ol li") == 1
+
+    def further() -> bool:
+        browser.execute_script("document.querySelector('#further:enabled')?.click()")
+        return "all that Kafka still has" in text(browser, "#explain")
+
+    wait_until(further, "the search does not end")
+    assert count(browser, "#explain ol li") == 2
+    newest, oldest = text(browser, "#explain ol").split("insert")
+    assert "first → last" in newest
+    assert "note=first" in oldest
+    assert complaints(browser) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

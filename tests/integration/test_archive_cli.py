@@ -81,9 +81,9 @@ def test_an_archive_is_described_and_proved_and_has_a_rows_history(
     assert (code, [each["op"] for each in found]) == (0, ["insert", "update", "update"])
     assert cdc(made, "history", "public.users", "8") == (Exit.FAILED, [])
     # The console explains a value by the same command.
-    console = Explainer(made.config_file)
+    console = Explainer(made.config, made.config_file)
     explained = asyncio.run(console.versions("public.users", "7"))
-    assert explained == {"count": 3, "versions": found}
+    assert explained == {"count": 3, "versions": found, "searched": None}
     assert asyncio.run(console.versions("public.users", "8"))["count"] == 0
     with pytest.raises(ConfigError, match="neither archive nor log"):
         asyncio.run(console.versions("public.no_such", "--json"))

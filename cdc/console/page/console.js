@@ -3,7 +3,7 @@
 
 import { offerTables, showActions, start } from "./act.js";
 import { bar, definitions, duration, element, line, number, rate, shape, size } from "./draw.js";
-import { follow, versions } from "./tail.js";
+import { follow, joined, reach, versions } from "./tail.js";
 
 const EVERY_MS = 2000;
 const TABLES_SHOWN = 200;
@@ -201,19 +201,26 @@ by("explain-form").addEventListener("submit", (event) => {
   explain(by("explain-table").value.trim(), by("explain-key").value.trim());
 });
 
-async function explain(table, key) {
+async function explain(table, key, before = "", newer = []) {
   by("explain-table").value = table;
   by("explain-key").value = key;
   const box = by("explain");
-  box.replaceChildren(element("p", { class: "quiet" }, "reading …"));
-  by("explain-form").scrollIntoView({ block: "nearest" });
+  if (!before) {
+    box.replaceChildren(element("p", { class: "quiet" }, "reading …"));
+    by("explain-form").scrollIntoView({ block: "nearest" });
+  }
   const frontiers = definitions(stores.map((each) => [each.name, each.lsn === null || each.seq === null ? `${each.state}, no frontier` : `holds everything up to ${each.lsn}, seq ${number(each.seq)}`]));
   try {
-    const answer = await request(`api/explain?${new URLSearchParams({ table, key })}`);
+    const answer = await request(`api/explain?${new URLSearchParams({ table, key, before })}`);
     const found = await answer.json();
-    const body = found.versions ? versions(found, stores) : element("p", {}, found.error);
-    const count = found.versions ? element("p", {}, `${number(found.count)} versions, the newest first`) : null;
-    box.replaceChildren(...[count, body, element("h2", {}, "Frontiers of the stores"), frontiers].filter(Boolean));
+    if (!found.versions) {
+      box.replaceChildren(element("p", {}, found.error), element("h2", {}, "Frontiers of the stores"), frontiers);
+      return;
+    }
+    const all = joined(found.versions, newer);
+    const further = reach(found.searched, () => explain(table, key, found.searched.before, all));
+    box.replaceChildren(...[element("p", {}, `${number(newer.length + found.count)} versions, the newest first`), versions(all, stores), ...further, element("h2", {}, "Frontiers of the stores"), frontiers]);
+    if (before) box.querySelector("#further")?.focus();
   } catch (error) {
     box.replaceChildren(element("p", {}, `no answer: ${error.message}`));
   }

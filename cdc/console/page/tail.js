@@ -9,12 +9,12 @@ const AGAIN_MS = 2000;
 
 const text = (value) => (value === null ? "null" : typeof value === "string" ? value : JSON.stringify(value));
 
-export function row(before, after, unchanged = []) {
+export function row(before, after, unchanged = [], word = "unchanged") {
   const list = element("div", { class: "row" });
-  for (const name of new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])) {
+  for (const name of new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {}), ...unchanged])) {
     const item = element("span", {}, element("b", {}, `${name}=`));
     const old = before?.[name], now = after?.[name];
-    if (unchanged.includes(name)) item.append("(unchanged)");
+    if (unchanged.includes(name)) item.append(`(${word})`);
     else if (before && after && name in before && name in after && text(old) !== text(now)) item.append(element("del", {}, text(old)), " → ", element("ins", {}, text(now)));
     else if (before && after && name in before && name in after) continue;
     else item.append(text(after && name in after ? now : old));
@@ -104,16 +104,41 @@ export function follow(request, explain) {
   restart();
 }
 
+// Older versions have the values that a newer one does not carry, because Postgres did not send them.
+export function joined(older, newer) {
+  const all = [...older, ...newer];
+  all.forEach((each, place) => {
+    const row = place ? all[place - 1].after : null;
+    if (!row || !each.after) return;
+    const known = each.unknown.filter((name) => each.unsent?.includes(name) && name in row);
+    known.forEach((name) => { each.after[name] = row[name]; });
+    each.unknown = each.unknown.filter((name) => !known.includes(name));
+  });
+  return all;
+}
+
+// How far back a topic was searched, with the button that goes on; nothing of an archive.
+export function reach(searched, further) {
+  if (!searched) return [];
+  const events = `${number(searched.events)} events of the topic were searched`;
+  const lost = searched.compacted ? " Kafka compacts this topic, so older versions may be removed." : "";
+  if (searched.complete) return [element("p", { class: "quiet" }, `${events}: all that Kafka still has.${lost}`)];
+  const back = searched.lsn ? `, back to ${searched.lsn} (${new Date(searched.at).toLocaleString()})` : "";
+  const button = element("button", { type: "button", id: "further" }, "Search further back");
+  button.addEventListener("click", () => { button.disabled = true; further(); });
+  return [element("p", { class: "quiet", role: "status" }, `${events}${back}: older versions are not shown.${lost}`), button];
+}
+
 export function versions(found, stores) {
   const list = element("ol", { class: "rows" });
-  for (const each of [...found.versions].reverse()) {
+  for (const each of [...found].reverse()) {
     const holding = stores.map((store) => `${store.name} ${store.seq === null ? "unknown" : store.seq >= each.seq ? "has it" : "not yet"}`).join(", ");
     const author = each.author === null ? "" : ` · by ${text(each.author)}`;
     list.append(element("li", {},
       element("div", { class: "head" }, element("span", { class: `op ${each.op[0] === "r" ? "r" : { insert: "c", update: "u", delete: "d", truncate: "t" }[each.op] ?? ""}` }, each.op),
         element("span", {}, new Date(each.at).toLocaleString()),
         element("span", { class: "quiet" }, `seq ${each.seq} · ${each.lsn} · transaction ${each.transaction ?? "unknown"}${author} · from the ${each.held_by}`)),
-      row(each.before, each.after, each.unknown), element("div", { class: "quiet" }, holding)));
+      row(each.before, each.after, each.unknown, "unknown"), element("div", { class: "quiet" }, holding)));
   }
   return list;
 }
