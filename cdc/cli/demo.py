@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     help="Folder of the demo's servers; cleared at every start.",
 )
 @click.option("--keep", is_flag=True, help="Leave data and logs in the folder.")
+@click.option(
+    "--browser/--no-browser",
+    default=None,
+    help="Whether the console opens in a browser.  [default: on a desktop, but not over ssh or in"
+    " CI, and not with --json]",
+)
 @as_json
 def demo(
     *,
@@ -49,21 +55,26 @@ def demo(
     rate: float,
     home: Path,
     keep: bool,
+    browser: bool | None,
     as_json: bool,
 ) -> int:
     """Watch the changes of a live Postgres arrive in Kafka, and in three stores that follow it.
 
     Starts the servers, the daemon and the followers, copies the existing rows while a small social
     network and shop write to the database, and shows what arrives in the log, at which LSN, with
-    what delay, and how far each follower is. Runs until Ctrl-C or for the time given by --for, then
-    proves that the topics, Delta Lake, Redis and OpenSearch equal the database: exit code 0 if they
-    do, else 1. Everything that it started is stopped again. Your own servers are not touched.
+    what delay, and how far each follower is; its console opens in a browser. Runs until Ctrl-C or
+    for the time given by --for, then proves that the topics, Delta Lake, Redis and OpenSearch equal
+    the database: exit code 0 if they do, else 1. Everything that it started is stopped again. Your
+    own servers are not touched.
     """
     import logging  # noqa: PLC0415 - none of these for --help
+    import os  # noqa: PLC0415
     import secrets  # noqa: PLC0415
+    import sys  # noqa: PLC0415
 
     from rich.console import Console  # noqa: PLC0415
 
+    from cdc.playground.demo.browser import is_seen  # noqa: PLC0415
     from cdc.playground.demo.closing import closing_json, closing_lines  # noqa: PLC0415
     from cdc.playground.demo.stage import DemoOptions, DemoRun, InterruptedEarly  # noqa: PLC0415
     from cdc.playground.demo.view import LineView, ScreenView  # noqa: PLC0415
@@ -79,6 +90,7 @@ def demo(
         seed=secrets.randbelow(100_000) if seed is None else seed,
         rate=rate,
         keep=keep,
+        browser=not as_json and is_seen(os.environ, sys.platform) if browser is None else browser,
     )
     console = Console(stderr=as_json)
     with ScreenView(console) if console.is_terminal else LineView(console) as view:

@@ -25,13 +25,16 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def demo(home: Path, *options: str, followers: bool = False) -> Iterator[subprocess.Popen[str]]:
+def demo(
+    home: Path, *options: str, followers: bool = False, **environ: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run the demo in `home`; however it ends, nothing of it is left."""
     chosen = "--followers" if followers else "--no-followers"
     argv = [sys.executable, "-m", "cdc.cli.main", "demo", "--home", str(home), chosen, *options]
     with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as child:
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | environ,
+    ) as child:  # fmt: skip
         try:
             yield child
         finally:
@@ -105,6 +108,32 @@ def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None
     assert result["initial"] == OLD_ROWS
     assert result["changes"] > 10
     assert not (tmp_path / "demo" / "data").exists()
+
+
+@pytest.mark.long("a second demo")
+def test_the_console_opens_in_the_browser_once_it_is_served(tmp_path: Path) -> None:
+    opened, program = tmp_path / "opened", tmp_path / "browser"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, urllib.request\n"
+        "with urllib.request.urlopen(sys.argv[1], timeout=20) as answer:\n"
+        f"    open({str(opened)!r}, 'w').write(f'{{sys.argv[1]}} {{answer.status}}')\n"
+        "print('noise')\n"
+    )
+    program.chmod(0o700)
+    desktop = {"DISPLAY": ":9", "CI": "", "SSH_CONNECTION": "", "SSH_CLIENT": "", "SSH_TTY": ""}
+    with demo(tmp_path / "demo", BROWSER=f"{program} %s", **desktop) as child:
+        assert child.stdout is not None
+        line = next(each for each in child.stdout if "watch it in a browser" in each)
+        deadline = time.monotonic() + 60
+        while not opened.exists() or not opened.read_text():
+            assert time.monotonic() < deadline, "no browser is started"
+            time.sleep(0.1)
+        assert opened.read_text() == f"{line.split()[-1]} 200"
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, err
+        assert "noise" not in out
 
 
 @pytest.mark.long("chaos")

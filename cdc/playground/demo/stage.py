@@ -28,6 +28,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.config import Config, load
 from cdc.log import names
 from cdc.operate.commands.setup import set_up
+from cdc.playground.demo.browser import open_when_served
 from cdc.playground.demo.chaos import Chaos
 from cdc.playground.demo.child import DaemonChild, FollowersChild, follower_settings
 from cdc.playground.demo.flow import Flow, Kill
@@ -69,6 +70,7 @@ class DemoOptions:
     seed: int
     rate: float
     keep: bool
+    browser: bool = False  # open the console in one
 
 
 @dataclass
@@ -197,7 +199,10 @@ class DemoRun:
         stack.callback(daemon.stop)
         daemon.start()
         if config.console.listen:
-            self._view.say(f"demo: watch it in a browser: http://{config.console.listen}/")
+            url = f"http://{config.console.listen}/"
+            self._view.say(f"demo: watch it in a browser: {url}")
+            if options.browser:
+                open_when_served(url)
         flow = Flow(names.frontier_topic(config.prefix), config.followers)
         if followers is not None:
             reader = ReportReader(config, flow)
