@@ -6,8 +6,9 @@ values, and a name that is dropped and added again is another column. `compare` 
 versions of a table what each column's older values are; `altered` does it to one row. Columns are
 the same if their numbers are; if those are not proven, if their names are.
 
-Where the versions can't show it, the values are stale: the table was rewritten, a type was changed
-to one that writes values in another way, or it is not proven which column is which.
+Where the versions can't show it, the values are stale: the table was rewritten, by a USING or for a
+column's default, a type was changed to one that writes values in another way, or it is not proven
+which column is which.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def compare(
     same = [s.name if s else None for s in sources] == [c.name for c in before.columns]
     if same and described == [(c.name, c.type_id, c.type_modifier) for c in after.columns]:
         return None
-    columns, doubts = [], list[str]()
+    columns, doubts = [], [stale(before, after)]
     options = before.values or Values(), after.values or Values()
     rewritten = bool(before.storage and after.storage) and before.storage != after.storage
     for column, source in zip(after.columns, sources, strict=True):
@@ -75,6 +76,43 @@ def compare(
         columns=tuple(columns),
         stale="; ".join(dict.fromkeys(filter(None, doubts))),
     )
+
+
+def stale(before: SchemaRecord, after: SchemaRecord) -> str:
+    """Say which columns a USING wrote again without giving them another type; empty: none."""
+    was = {column.attnum: column for column in before.columns}
+    rewritten = {c.attnum: c.rewritten_by for c in after.columns if c.attnum and c.rewritten_by}
+    found = rewritten_columns(before, after.storage, rewritten)
+    retyped = {
+        c.attnum for c in after.columns if c.attnum in was and _type(c) != _type(was[c.attnum])
+    }
+    if retyped:
+        # The rewrite was theirs. It also changes columns that older rows lacked a value of.
+        found -= retyped | {c.attnum for c in before.columns if c.missing is not None}
+    names = [column.name for column in after.columns if column.attnum in found]
+    return f"the table was rewritten when column {', '.join(names)} was changed" if names else ""
+
+
+def rewritten_columns(
+    before: SchemaRecord, storage: str, rewritten: Mapping[int, int]
+) -> set[int | None]:
+    """Return the numbers of those columns of `before` that a later transaction has rewritten.
+
+    `rewritten` has the newest such transaction of a column, if there is one, and `storage` is where
+    the table's rows are since.
+    """
+    if not before.storage or before.storage == storage:
+        return set()
+    return {
+        column.attnum
+        for column in before.columns
+        if column.attnum is not None
+        and rewritten.get(column.attnum, column.rewritten_by) != column.rewritten_by
+    }
+
+
+def _type(column: SchemaColumn) -> tuple[int, int]:
+    return column.type_id, column.type_modifier
 
 
 def altered(

@@ -158,6 +158,9 @@ class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # The value of the rows that are older than the column, which no event has: as a row has it in
     # JSON, in a text; masked if the column is. None: no such value.
     missing: str | None = None
+    # The transaction (xid) that rewrote the table and changed this column, as far as the catalog
+    # still shows it; 0: it shows none, or the column's number is not proven.
+    rewritten_by: int = 0
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):

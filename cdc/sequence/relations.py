@@ -119,9 +119,9 @@ class Relations:
         _nothing_revealed(request, record, versions[-1] if versions else None, numbered=bool(found))
         record = _with_missing_values(request, record)
         if here := self._newest(versions):
-            self._alteration = alterations.compare(here[0], record, _unreadable(request, record))
-            if self._alteration is not None:
-                record = replace(record, stale=self._alteration.stale)
+            change = alterations.compare(here[0], record, _unreadable(request, record))
+            doubt = change.stale if change else alterations.stale(here[0], record)
+            record, self._alteration = replace(record, stale=doubt), change
         self.schema_id = record.schema_id
         self._add(record)
         return record, True
@@ -215,6 +215,7 @@ class Relations:
     ) -> SchemaRecord:
         relation, types, stored = request.relation, request.types, request.facts.stored
         columns = []
+        rewritten = stored.rewritten if stored else {}
         attnums = column_identity.attnums(relation.columns, found)
         for column, attnum in zip(relation.columns, attnums, strict=True):
             mask = column_mask(request.selection, column.name)
@@ -227,6 +228,7 @@ class Relations:
                     nullable=request.facts.nullable.get(column.name),
                     mask=mask.label if mask else None,
                     attnum=attnum,
+                    rewritten_by=rewritten.get(attnum or 0, 0),
                 )
             )
         return SchemaRecord(
@@ -360,7 +362,8 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
 
     A key's order comes from the catalog and makes no new version, unless the configuration sets it
     (`custom`). Under FULL and NOTHING the complete key comes from the catalog, as the row filter
-    always does, and is compared only if today's catalog applies (not while replaying).
+    and rewrites of the table always do, and is compared only if today's catalog applies (not while
+    replaying).
     """
     if _described(known) != _described(seen):
         return False
@@ -370,7 +373,7 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
             return False
     if custom and known.key != seen.key:
         return False
-    if not replaying and known.where != seen.where:
+    if not replaying and (known.where != seen.where or alterations.stale(known, seen)):
         return False
     marked = seen.replica_identity in {identity.value for identity in _MARKING}
     return set(known.key) == set(seen.key) or not (marked or not replaying)

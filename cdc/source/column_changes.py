@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cdc.encode.alterations import rewritten_columns
 from cdc.source import authority
 from cdc.source.connection import translated
 from cdc.source.lookups import look_up
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
     from cdc.source.connection import Connection
-    from cdc.source.lookups import SentTable
+    from cdc.source.lookups import Lookup
 
 PREFIX: Final = "lockstep.columns"
 PURPOSE: Final = "columns"
@@ -85,7 +86,7 @@ class ColumnWatch:
             ColumnChange(relation, fingerprint)
             for relation, fingerprint in now.items()
             if self._announced.get(relation) != fingerprint
-            and _differs(known[relation], today[relation].published)
+            and _differs(known[relation], today[relation])
         ]
         for change in changed:
             self._send(connection, change)
@@ -107,10 +108,13 @@ class ColumnWatch:
             connection.execute(_SEND, (PREFIX, content.decode()))
 
 
-def _differs(version: SchemaRecord, published: SentTable) -> bool:
-    """Return whether the table has other columns than its newest version."""
+def _differs(version: SchemaRecord, today: Lookup) -> bool:
+    """Return whether the table has other columns than its newest version, or other values."""
+    published, stored = today.published, today.facts.stored
     columns = tuple((c.name, c.type_id, c.type_modifier) for c in version.columns)
     if columns != published.columns:
         return bool(published.columns)
     numbers = [column.attnum for column in version.columns]
-    return None not in numbers and numbers != list(published.attnums)
+    if None not in numbers and numbers != list(published.attnums):
+        return True
+    return stored is not None and bool(rewritten_columns(version, stored.storage, stored.rewritten))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from itertools import groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.events import LSN
@@ -38,6 +39,8 @@ class StoredColumns(NamedTuple):
     missing: dict[int, str]
     # The columns of a partitioned table for which its partitions differ in that.
     mixed: frozenset[int] = frozenset()
+    # By attnum, the transaction that rewrote the table and changed the column (`_REWRITTEN`).
+    rewritten: Mapping[int, int] = MappingProxyType({})
 
 
 class TableFacts(NamedTuple):
@@ -101,6 +104,30 @@ FROM tree t
 JOIN pg_attribute a ON a.attrelid = t.root AND a.attnum > 0 AND NOT a.attisdropped
 JOIN pg_attribute leaf ON leaf.attrelid = t.oid AND leaf.attname = a.attname
 WHERE t.relkind <> 'p' GROUP BY 1, 2
+"""  # noqa: S608 - our own rules
+# `ALTER … TYPE … USING` changes the column's row and then gives the table and its indexes other
+# files, all in one transaction. VACUUM FULL, CLUSTER and SET LOGGED change a column's row after the
+# files (they clear its missing value), or not at all: so the order of commands (cmin) decides. An
+# index that the transaction has created may have kept the file of another one, so older ones count,
+# or the table itself where none is older. The row of a system column has the transaction that
+# created the table. A first file has the oid as its number.
+_REWRITTEN = f"""
+{TREES}
+SELECT DISTINCT a.attrelid::bigint, a.attnum::int, a.xmin::text::bigint
+FROM tree t
+JOIN pg_attribute a ON a.attrelid = t.root AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_attribute leaf
+    ON leaf.attrelid = t.oid AND leaf.attname = a.attname AND leaf.xmin = a.xmin
+JOIN pg_attribute made ON made.attrelid = t.oid AND made.attname = 'tableoid'
+CROSS JOIN LATERAL (
+    SELECT array_agg(i.indexrelid) AS oids FROM pg_index i
+    JOIN pg_attribute first ON first.attrelid = i.indexrelid AND first.attnum = 1
+    WHERE i.indrelid = t.oid AND first.xmin <> leaf.xmin) older
+WHERE t.relkind <> 'p' AND leaf.xmin <> made.xmin
+AND EXISTS (
+    SELECT FROM pg_class x WHERE x.oid = ANY(coalesce(older.oids, ARRAY[t.oid]))
+    AND x.xmin = leaf.xmin AND x.relfilenode <> x.oid
+    AND leaf.cmin::text::bigint < x.cmin::text::bigint)
 """  # noqa: S608 - our own rules
 _KEYS = """
 SELECT i.indrelid::bigint, a.attname::text
@@ -180,8 +207,17 @@ def _stored(
                 mixed.setdefault(oid, set()).add(attnum)
             elif values[0] is not None:
                 missing[oid][attnum] = element(values[0])
+    rewritten: dict[int, dict[int, int]] = {}
+    for oid, attnum, xid in connection.execute(_REWRITTEN, (oids,)):
+        rewritten.setdefault(oid, {})[attnum] = xid
     return {
-        oid: StoredColumns(attributes, storage or "", missing[oid], frozenset(mixed.get(oid, ())))
+        oid: StoredColumns(
+            attributes,
+            storage or "",
+            missing[oid],
+            frozenset(mixed.get(oid, ())),
+            rewritten.get(oid, {}),
+        )
         for oid, attributes, _, storage in tables
     }
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc import failpoints
-from cdc.encode.alterations import altered, compare
+from cdc.encode.alterations import altered, compare, stale
 from cdc.events import LSN
 from cdc.log.records import ALTERED, SchemaColumn, SchemaRecord
 from lockstep.conformance.memory import STORES, MemorySink
@@ -57,6 +57,8 @@ class Model:
     events: list[tuple[bytes, bytes]] = field(default_factory=list)
     messages: list[tuple[bytes, bytes]] = field(default_factory=list)
     seq: int = 0
+    files: int = 1  # which the rows are in
+    rewritten: dict[int, int] = field(default_factory=dict)  # each column's newest transaction
 
     def shown(self) -> dict[int, Row]:
         return {
@@ -104,8 +106,27 @@ class Model:
             self.highest += 1
             self.columns[self.highest] = Column(name, self.chance.choice([None, "again"]))
 
+    def move(self) -> None:
+        """Write all rows into other files, with the values that they lacked."""
+        self.files += 1
+        for row in self.rows.values():
+            row |= {n: row.get(n, column.missing) for n, column in self.columns.items()}
+        for column in self.columns.values():
+            column.missing = None
+
+    def rewrite(self, number: int) -> None:
+        """Give all rows another value in a column of the same type, without an event."""
+        self.move()
+        self.rewritten[number] = self.files
+        for row in self.rows.values():
+            row[number] = f"{row[number]}!"
+
     def describe(self) -> None:
         """Write the table's version, if it is another one, as the daemon does."""
+        assert self.describe_stale() == ""
+
+    def describe_stale(self) -> str:
+        """Write the version; return what it says about older values that are in no event."""
         columns = [SchemaColumn(
             name="id", type_id=23, type="int4", type_modifier=-1, nullable=False, attnum=1,
         )]  # fmt: skip
@@ -113,24 +134,27 @@ class Model:
             SchemaColumn(
                 name=c.name, type_id=_TEXT, type="text", type_modifier=-1, nullable=True, attnum=n,
                 missing=None if c.missing is None else msgspec.json.encode(c.missing).decode(),
+                rewritten_by=self.rewritten.get(n, 0),
             )
             for n, c in sorted(self.columns.items())
         ]  # fmt: skip
         new = SchemaRecord(
             schema_id=len(self.versions) + 1, relation_id=1, schema="public", table="t",
             topic=TOPIC, replica_identity="d", from_lsn=LSN(self.seq), key=("id",),
-            columns=tuple(columns), attributes=self.highest, storage="1",
+            columns=tuple(columns), attributes=self.highest, storage=str(self.files),
         )  # fmt: skip
         before = self.versions[-1] if self.versions else None
         if before and [(c.name, c.attnum) for c in before.columns] == [
             (c.name, c.attnum) for c in columns
         ]:
-            return
+            assert compare(before, new) is None
+            return stale(before, new)
         self.versions.append(new)
-        if before is not None:
-            alteration = compare(before, new)
-            assert alteration is not None
-            assert alteration.stale == ""
+        if before is None:
+            return ""
+        alteration = compare(before, new)
+        assert alteration is not None
+        if not alteration.stale:
             content = msgspec.json.encode(alteration)
             self.messages.append(
                 (
@@ -140,6 +164,7 @@ class Model:
                     ),
                 )
             )
+        return alteration.stale
 
     def source(self) -> Row:
         self.seq += 1
@@ -328,6 +353,30 @@ def test_a_row_altered_step_by_step_is_what_the_table_shows(seed: int, steps: in
             key for key in stored.keys() & shown.keys() if not _written(model, key)
         }
         stored = shown
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(0, 30), changes=st.integers(0, 2))
+def test_values_that_a_rewrite_gave_a_column_are_stale(seed: int, steps: int, changes: int) -> None:
+    """In whatever way the table is changed with it; not if its rows have only moved."""
+    model = Model(Random(seed))
+    model.describe()
+    for _ in range(steps):
+        model.step()
+    model.add()
+    model.describe()
+    model.move()
+    assert model.describe_stale() == ""
+    number = model.chance.choice(list(model.columns))
+    model.rewrite(number)
+    for _ in range(changes):
+        model.chance.choice([model.rename, model.exchange, model.drop, model.move])()
+    found = model.describe_stale()
+    if number in model.columns:
+        assert (
+            found == f"the table was rewritten when column {model.columns[number].name} was changed"
+        )
+    else:
+        assert found == ""
 
 
 def _written(model: Model, key: int) -> bool:

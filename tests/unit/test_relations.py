@@ -10,11 +10,12 @@ from cdc.config import Mask
 from cdc.config.patterns import parse_name
 from cdc.config.selection import ALL, TableSelection
 from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
+from cdc.encode.alterations import stale
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import SchemaRecord
 from cdc.sequence.relations import RelationRequest, Relations
-from cdc.source.lookups import SentTable, TableFacts
+from cdc.source.lookups import SentTable, StoredColumns, TableFacts
 
 DEFAULT, FULL = ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL
 INDEX, NOTHING = ReplicaIdentity.INDEX, ReplicaIdentity.NOTHING
@@ -388,3 +389,44 @@ def test_a_table_that_takes_its_name_back_from_another_has_a_new_version() -> No
     # What the log holds is read again as the version that it was.
     assert versions.of(other, facts("a"), replaying=True) == (second, False)
     assert versions.of(relation(), facts("a")) == (third, False)
+
+
+def stored(files: str, rewritten: dict[int, int]) -> TableFacts:
+    return facts("a")._replace(stored=StoredColumns(3, files, {}, rewritten=rewritten))
+
+
+def numbered(kind: int = 23) -> Relation:
+    """Return a relation whose columns have their numbers, the first one of type `kind`."""
+    first, *others = (replace(c, attnum=n) for n, c in enumerate(relation().columns, 1))
+    return replace(relation(), columns=(replace(first, type_id=kind), *others))
+
+
+def test_a_column_that_was_rewritten_makes_a_version_without_an_alteration() -> None:
+    versions = Versions()
+    first, _ = versions.of(numbered(), stored("1", {}))
+    # Other files alone, and a transaction that left the files: no rewrite of a column.
+    assert versions.of(numbered(), stored("2", {})) == (first, False)
+    assert versions.of(numbered(), stored("1", {2: 700})) == (first, False)
+    assert versions.of(numbered(), stored("2", {2: 700}), replaying=True) == (first, False)
+    second, new = versions.of(numbered(), stored("2", {2: 700}))
+    assert new
+    assert second.stale == "the table was rewritten when column b was changed"
+    assert versions.relations.take_alteration() is None
+    # Once; and the next one again.
+    assert versions.of(numbered(), stored("3", {2: 700})) == (second, False)
+    assert versions.of(numbered(), stored("4", {2: 701}))[0].stale == second.stale
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "expected"),
+    [({1, 3}, ""), ({1, 2, 3}, "the table was rewritten when column b was changed")],
+)
+def test_a_rewrite_for_a_larger_integer_does_not_accuse_columns_that_it_fills(
+    rewritten: set[int], expected: str
+) -> None:
+    versions = Versions()
+    before, _ = versions.of(numbered(), stored("1", {}))
+    a, b, c = before.columns
+    before = replace(before, columns=(a, b, replace(c, missing="7")))
+    after, _ = versions.of(numbered(kind=20), stored("2", dict.fromkeys(rewritten, 700)))
+    assert stale(before, after) == expected
