@@ -29,15 +29,20 @@ class StoreFrontier(NamedTuple):
     seq: int
     lsn: LSN
     committed_at_us: int
+    lost: tuple[str, ...] = ()  # the tables of which the store has lost data
 
 
 class AsOf(NamedTuple, Generic[T]):
-    """What was read, and the frontier at which the database had this state."""
+    """What was read, and the frontier at which the database had this state.
+
+    Except in the tables `lost`, whose data the store has lost and does not have again yet.
+    """
 
     found: T
     seq: int
     lsn: LSN
     committed_at_us: int
+    lost: tuple[str, ...] = ()
 
 
 class Waiting(NamedTuple):

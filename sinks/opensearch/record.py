@@ -7,6 +7,8 @@ the indices before it writes again. Its first fields are for readers:
 - `generation`, `epoch`, `lsn`, `seq`, `committed_at_us`: the frontier that was applied last
 - `applying`: null, or the seq up to which rows above the frontier may exist. A reader that finds
   the same `seq` and null before and after its search has seen a state that the database had.
+- `lost`: the tables whose index is missing, so that searches find nothing of them at any frontier,
+  until another generation is complete
 
 What a generation (`Build`) is in, by its fields:
 
@@ -83,6 +85,7 @@ class TableIndices(msgspec.Struct):
     source: TableIndex | None = None  # the former `next`, the source of `next` in place of `now`
     key: list[str] | None = None  # the key columns of its rows, once there are any
     made: int = 1  # how many indices it has had, so that names are unique
+    lost: bool = False  # an index is missing
 
     @property
     def target(self) -> TableIndex:
@@ -121,6 +124,7 @@ class Record(msgspec.Struct):
     seq: int | None = None
     committed_at_us: int | None = None
     applying: int | None = None
+    lost: list[str] = []
     switching: bool = False  # to `generation`, which may not have all aliases yet
     builds: dict[str, Build] = {}
 
@@ -141,6 +145,7 @@ class Record(msgspec.Struct):
         )
         mark = build.reached + 1 if self.switching else build.reached
         self.applying = mark if mark > (self.seq or 0) else None
+        self.lost = sorted(name for name, table in build.tables.items() if table.lost)
 
 
 class _Stored(msgspec.Struct):

@@ -283,17 +283,33 @@ class OpenSearchSink:
         return only is None or version.name in only
 
     def _check(self) -> None:
-        """Raise StoreLostError if an index that the newest record names is missing."""
+        """Raise StoreLostError if an index that the newest record names is missing.
+
+        The record names the tables that have lost one: readers find nothing of these.
+        """
         while True:
             try:
                 self._indices.check(self._records.build)
-            except StoreLostError:
+            except StoreLostError as error:
                 if self._records.is_newest():
+                    self._mark_lost(error.tables or frozenset())
                     raise
             else:
+                self._mark_lost(frozenset())
                 restore_aliases(self._records, self._indices)
                 self._checked = time.monotonic()
                 return
+
+    def _mark_lost(self, names: frozenset[str]) -> None:
+        def mark(record: Record) -> bool:
+            tables = self._records.own_build(record).tables
+            changed = [table for name, table in tables.items() if table.lost != (name in names)]
+            for table in changed:
+                table.lost = not table.lost
+            return bool(changed)
+
+        if names != {name for name, table in self._records.build.tables.items() if table.lost}:
+            self._records.change(mark)
 
     @contextmanager
     def _unless_moved(self) -> Iterator[None]:

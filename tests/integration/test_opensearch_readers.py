@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import pytest
 from opensearchpy import OpenSearch
 
-from cdc.errors import ConfigError, SwitchedError, UnavailableError
+from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from lockstep.conformance.store import USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Version
 from lockstep.sinks.opensearch.reader import OpenSearchReader
@@ -156,13 +156,55 @@ def test_a_reader_waits_for_a_frontier_and_returns_it(
         reader.read(found, seconds=0.05)  # nothing is applied yet
     apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
     at = applied(2)
-    assert reader.read(found) == ([1, 2], at.seq, at.lsn, at.committed_at_us)
+    assert reader.read(found) == ([1, 2], at.seq, at.lsn, at.committed_at_us, ())
     assert len(asked) == 2
     sink.begin(3, [USERS])
     with pytest.raises(UnavailableError, match="no frontier"):
         reader.read(found, seconds=0.05)
     assert len(asked) == 2
     sink.close()
+
+
+def test_readers_are_warned_of_a_lost_index_until_it_is_built_again(
+    opensearch_store: OpenSearchStore, client: OpenSearch
+) -> None:
+    """A search of several indices finds nothing in the one that is missing, and no error."""
+    reader = OpenSearchReader(client, opensearch_store.prefix, "search")
+    cut = [Changes((each,), [change(each, 1, row(each, 1, 1), 1)]) for each in ACCOUNTS]
+    lost, kept = (each.name for each in ACCOUNTS)
+
+    def found(searching: OpenSearch) -> int:
+        hits = searching.search(index=f"{opensearch_store.prefix}-public.*")["hits"]["hits"]
+        return len(hits)
+
+    sink = opensearch_store.sink()
+    opened(sink)
+    apply(sink, 1, *cut)
+    assert reader.read(found).found == 2
+    opensearch_store.delete(f"{opensearch_store.prefix}-{lost}")
+    with pytest.raises(StoreLostError):
+        sink.open()
+    for tables in (None, {lost, kept}):
+        with pytest.raises(UnavailableError, match=f"has lost its index of {lost}"):
+            reader.read(found, tables=tables)
+    at = applied(1)
+    assert reader.read(found, tables={kept}) == (1, at.seq, at.lsn, at.committed_at_us, (lost,))
+    # Also for a copy that opens it later, and while the index is built again.
+    other = opensearch_store.sink()
+    with pytest.raises(StoreLostError):
+        other.open()
+    shadow = sink.at(2, frozenset({lost}))
+    shadow.open()
+    apply(shadow, 1, cut[0])
+    with pytest.raises(UnavailableError, match="has lost its index"):
+        reader.read(found)
+    sink.switch(2)
+    assert reader.read(found).found == 2
+    assert reader.read(found).lost == ()
+    opened(sink)
+    assert reader.read(found).lost == ()
+    for each in (sink, other, shadow):
+        each.close()
 
 
 def test_readers_of_two_writers_see_states_that_the_database_had(
