@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -101,7 +102,10 @@ def _json(body: object, status: int = 200) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the request's body; raise ConfigError where it is too long."""
+    """Return the request's body; raise ConfigError where it is too long.
+
+    How long it may take is limited where connections are served.
+    """
     found = b""
     async for part in request.stream():
         found += part
@@ -203,6 +207,9 @@ class _Console:
             number = self._actions.start(asked, request.client.host if request.client else "")
         except CDCError as error:
             return _json({"error": f"{error.what}; {error.hint}"}, 400)
+        except ClientDisconnect:
+            # It ended its request, or took too long for it (`serving`): nobody reads an answer.
+            return Response(status_code=408)
         return _json({"number": number}, 202)
 
     async def tail(self, request: Request) -> Response:

@@ -1,7 +1,7 @@
 """Serve the console on one address, until SIGTERM or Ctrl-C.
 
-An address that other machines reach needs a token. Headers are limited in size and in time, and
-connections in number, so that a client that sends slowly keeps nobody out for long.
+An address that other machines reach needs a token. Headers are limited in size, requests in time,
+and connections in number, so that a client that sends slowly keeps nobody out for long.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 # A token that nobody guesses; `openssl rand -hex 16` has as many characters.
 LEAST_TOKEN: Final = 32
-_HEADER_SECONDS: Final = 10.0
+_REQUEST_SECONDS: Final = 10.0
 _CONNECTIONS: Final = 200 + MOST_STREAMS
-# Of them, how many may be without a request: with more the oldest is closed, so that clients who
-# send nothing keep nobody out. Not before it has had some time: a thousand that connect at once are
-# accepted together, before any of their requests is read.
+# Of them, how many may be without a complete request: with more the oldest is closed, so that
+# clients who send nothing keep nobody out. Not before it has had some time: a thousand that connect
+# at once are accepted together, before any of their requests is read.
 _MOST_WAITING: Final = 100
 _LEAST_SECONDS: Final = 1.0
 # For files and the brokers' connections.
@@ -47,7 +47,7 @@ _SWITCH_SECONDS: Final = 0.0005
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection whose request has not arrived within `_HEADER_SECONDS`.
+    """Closes a connection whose request, body included, takes longer than `_REQUEST_SECONDS`.
 
     Or earlier, if too many others wait for theirs, the first or the next one.
     """
@@ -57,7 +57,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as the base class
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_HEADER_SECONDS, self._close_if_waiting)
+        self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._close_if_waiting)
         self._wait()
 
     def on_response_complete(self) -> None:
@@ -70,11 +70,11 @@ class _Protocol(H11Protocol):
         if self.scope is not None:
             scope: Any = self.scope  # a TypedDict
             scope[CONNECTION] = self  # its task has not started yet
-        if self._is_answering():
+        if self._has_request():
             self._waiting.pop(self, None)
             self._cancel()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._close_if_waiting)
+            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._close_if_waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.pop(self, None)
@@ -103,8 +103,10 @@ class _Protocol(H11Protocol):
                 del self._waiting[each]
                 each.transport.close()
 
-    def _is_answering(self) -> bool:
-        return bool(self.cycle) and not self.cycle.response_complete
+    def _has_request(self) -> bool:
+        """Return whether a request has arrived completely and is being answered."""
+        cycle = self.cycle
+        return bool(cycle) and not cycle.more_body and not cycle.response_complete
 
     def _cancel(self) -> None:
         if self._deadline is not None:
@@ -113,7 +115,7 @@ class _Protocol(H11Protocol):
 
     def _close_if_waiting(self) -> None:
         self._deadline = None
-        if not self._is_answering():
+        if not self._has_request():
             self.transport.close()
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import urllib3
 
 from cdc.deliver import addresses
+from cdc.deliver.connections import MOST_ANSWER_BYTES, AnswerTooLongError, Pool, TLSPool
 from cdc.errors import CDCError, ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class Sender:
         self._resolved = "", 0.0  # the address that was judged, and until when it is used
 
     def send(self, message_id: str, body: bytes) -> Answer:
-        """Send a message, and return what came of it. Redirects are not followed."""
+        """Send a message, and return what came of it. Redirects are not followed.
+
+        Once connected it takes `timeout_seconds` at most, however the receiver sends or reads.
+        """
         at = int(time.time())
         headers = {
             "content-type": "application/json",
@@ -107,14 +111,23 @@ class Sender:
                 preload_content=False,
             )
             status, wait = response.status, response.headers.get("retry-after", "")
+            # The status is the answer. Where the rest is long or late, the connection is closed.
             response.drain_conn()
         except CDCError as error:
             return Answer(delivered=False, why=error.what, away=True)
-        except urllib3.exceptions.ReadTimeoutError:
-            return Answer(delivered=False, why=f"no answer within {self._seconds:g} s", away=True)
         except urllib3.exceptions.HTTPError as error:
-            return Answer(delivered=False, why=f"no connection: {type(error).__name__}", away=True)
+            return Answer(delivered=False, why=self._why(error), away=True)
         return answer(status, wait)
+
+    def _why(self, error: urllib3.exceptions.HTTPError) -> str:
+        cause = error.args[-1] if error.args else None
+        if isinstance(cause, AnswerTooLongError):
+            return f"the headers of its answer are longer than {MOST_ANSWER_BYTES:,} bytes"
+        if isinstance(error, urllib3.exceptions.ReadTimeoutError) or isinstance(
+            cause, TimeoutError
+        ):
+            return f"no answer within {self._seconds:g} s"
+        return f"no connection: {type(error).__name__}"
 
     def close(self) -> None:
         """Close connections."""
@@ -134,17 +147,18 @@ class Sender:
         if found is None:
             timeout = urllib3.Timeout(connect=min(10.0, self._seconds), read=self._seconds)
             if self._https:
-                found = urllib3.HTTPSConnectionPool(
+                found = TLSPool(
                     address,
                     self._port,
                     timeout=timeout,
+                    seconds=self._seconds,
                     maxsize=_KEPT,
                     server_hostname=self._host,
                     assert_hostname=self._host,
                 )
             else:
-                found = urllib3.HTTPConnectionPool(
-                    address, self._port, timeout=timeout, maxsize=_KEPT
+                found = Pool(
+                    address, self._port, timeout=timeout, seconds=self._seconds, maxsize=_KEPT
                 )
             self._pools[address] = found
         return found

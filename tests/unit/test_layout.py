@@ -40,7 +40,7 @@ OWNERS = {
     "click": {"cdc/cli"},
     "starlette": {"cdc/console"},
     "uvicorn": {"cdc/console"},
-    "urllib3": {"cdc/deliver/sending.py"},
+    "urllib3": {"cdc/deliver/connections.py", "cdc/deliver/sending.py"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
     "redis": {"cdc/playground/demo"},
     "opensearchpy": {"cdc/playground/demo"},
