@@ -57,9 +57,7 @@ def _causes(verdict: Verdict) -> None:
     for cause in reversed(verdict.causes):
         failed = cause.level is Level.FAILED
         mark = click.style("✗" if failed else "!", fg="red" if failed else "yellow", bold=True)
-        since = "" if cause.since_seconds is None else f" (for {duration(cause.since_seconds)})"
-        if f"for {duration(cause.since_seconds or 0)}" in cause.what:
-            since = ""  # it is in the sentence already
+        since = f", since {cause.since}" if cause.since else ""
         _echo_wrapped(f"{mark} ", f"{cause.what}{since}", 2)
         if cause.remedy:
             _echo_wrapped(f"    {click.style('fix:', dim=True)} ", cause.remedy, 9)

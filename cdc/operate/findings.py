@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from typing import Any, NamedTuple
 
 from cdc.errors import Exit
+from cdc.operate.readable import moment
 
 
 class Severity(Enum):
@@ -68,6 +70,13 @@ class Cause(NamedTuple):
     exit_code: int = Exit.FAILED  # where the level is FAILED
     subject: str = ""  # which follower, webhook, snapshot or table
 
+    @property
+    def since(self) -> str:
+        """When it began, in UTC; "" where that is not known."""
+        now = time.time()
+        return "" if self.since_seconds is None else moment(now - self.since_seconds, now)
+
     def fields(self) -> dict[str, Any]:
-        since = None if self.since_seconds is None else round(self.since_seconds, 1)
-        return {**self._asdict(), "level": self.level.value, "since_seconds": since}
+        seconds = None if self.since_seconds is None else round(self.since_seconds, 1)
+        named = {"level": self.level.value, "since_seconds": seconds, "since": self.since}
+        return {**self._asdict(), **named}

@@ -38,6 +38,9 @@ STATES: Final = (
 # A follower that keeps up applies a canary within a batch or two, like everything else: a longer
 # time is reported.
 LATE_SECONDS: Final = 60.0
+# A report, and what the daemon has read of reports, are up to REPORT_SECONDS old each. A frontier
+# that has been in one place for longer than both, though the log has more, does not advance.
+STILL_SECONDS: Final = 3 * REPORT_SECONDS
 # A follower that has applied nothing for this long, though there is something to apply, has failed:
 # a store is up again sooner, and only a huge batch takes longer.
 STALLED_SECONDS: Final = 180.0
@@ -216,11 +219,11 @@ def _trouble(config: Config, each: FollowerStatus) -> tuple[str, str, int] | Non
         what = f"{name} is not running; its last report is {record.age_seconds:.0f} s old"
         return what, run, Exit.FAILED
     if record.what:
-        what = f"{name} is {each.state.replace('_', ' ')}: {record.what}"
+        lags = f" and lags by {duration(lag)}" if (lag := each.lag_seconds or 0.0) >= 1 else ""
+        what = f"{name} is {each.state.replace('_', ' ')}{lags}: {record.what}"
         seconds = max(each.failing_seconds or 0.0, each.stalled_seconds)
-        if seconds > STALLED_SECONDS + _waits(config, name):
-            return f"{what}, for {duration(seconds)}", record.hint, Exit.FAILED
-        return what, record.hint, Exit.OK
+        lasting = seconds > STALLED_SECONDS + _waits(config, name)
+        return what, record.hint, Exit.FAILED if lasting else Exit.OK
     # The archive applies every record alike, and reports no canaries: its lag includes them.
     return _lateness(config, each) or (None if each.is_archive else _silence(config, each))
 
@@ -229,7 +232,7 @@ def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | No
     """Return that it has long lacked events of the log; worse where its frontier does not move."""
     lag, stalled, waits = each.lag_seconds or 0.0, each.stalled_seconds, _waits(config, each.name)
     if lag <= LATE_SECONDS + waits:
-        return _not_fresh(config, each, lag)
+        return _stillness(config, each) or _not_fresh(config, each, lag)
     since = f"the log has held for {duration(lag)} what it lacks"
     if stalled <= LATE_SECONDS + waits:
         return f"{each.name} lags: {since}", "it advances: check that this falls", Exit.OK
@@ -244,6 +247,31 @@ def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | No
         hint = f"it reads its mirror: see {follower.mirror}; then its job's log"
     code = Exit.FAILED if stalled > STALLED_SECONDS + waits else Exit.OK
     return f"{each.name} has applied nothing for {duration(stalled)}, and {since}", hint, code
+
+
+def _stillness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
+    """Return that its frontier does not move now though the log has more: no alarm, but not ok."""
+    record, stalled = each.record, each.stalled_seconds
+    if record is None or not each.lag_seconds:
+        return None
+    hint = "it may apply its first batch, or a large one: check that its frontier moves"
+    if record.state in {"starting", "rebuilding"}:
+        return f"{each.name} is {record.state}, and the log has more for it", hint, Exit.OK
+    if stalled <= _still_seconds(config, each):
+        return None
+    lasting = f"for {duration(stalled)}" if record.batches else "since its job started"
+    return f"{each.name} has applied nothing {lasting}, and the log has more for it", hint, Exit.OK
+
+
+def _still_seconds(config: Config, each: FollowerStatus) -> float:
+    """Return for how long its frontier may be in one place though the log has more.
+
+    As long as two of its batches take, and what its settings let it wait; its mirror reports, too.
+    """
+    follower = config.followers.get(each.name)
+    reports = STILL_SECONDS * (2 if follower is not None and follower.mirror else 1)
+    batches = 2 * each.record.batch_seconds if each.record else 0.0
+    return min(LATE_SECONDS, reports + batches) + _waits(config, each.name)
 
 
 def _not_fresh(config: Config, each: FollowerStatus, lag: float) -> tuple[str, str, int] | None:

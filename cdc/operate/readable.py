@@ -1,6 +1,8 @@
-"""Sizes, durations and lists of names in readable form, for findings, steps and errors."""
+"""Sizes, times and lists of names in readable form, for findings, steps and errors."""
 
 from __future__ import annotations
+
+import time
 
 
 def size(count: float) -> str:
@@ -24,3 +26,9 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def moment(at: float, now: float) -> str:
+    """Return a time (seconds since 1970) in UTC, with its date if that is not today's."""
+    is_today = time.gmtime(at)[:3] == time.gmtime(now)[:3]
+    return time.strftime("%H:%M UTC" if is_today else "%Y-%m-%d %H:%M UTC", time.gmtime(at))

@@ -1,14 +1,16 @@
 """The pipeline's verdict, from facts, for `cdc status`, the daemon's health and the doctor.
 
 Pure: facts in, a `Verdict` out: one sentence, a level, and each cause with its age and its remedy.
-`ok` means that everything which has something to apply applies it. So nothing that cannot advance,
-or has not advanced for `LATE_SECONDS` though the log has more for it, is `ok`, whatever it reports
-of itself. `degraded` advances, or may recover by itself; `failed` has not for `STALLED_SECONDS`, or
+`ok` means that everything which has something to apply applies it, and its sentence has the worst
+lag. So nothing that cannot advance, or has not advanced for `STILL_SECONDS` (longer where batches
+take long, `LATE_SECONDS` at most) though the log has more for it, is `ok`, whatever it reports of
+itself. `degraded` advances, or may recover by itself; `failed` has not for `STALLED_SECONDS`, or
 needs a person.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.errors import Exit
@@ -72,6 +74,7 @@ class DaemonReport(NamedTuple):
     warnings: tuple[str, ...] = ()
     wrong_policies: tuple[tuple[str, str], ...] = ()  # topics with another cleanup.policy
     compaction_held: tuple[str, ...] = ()  # the readers for which nothing is compacted
+    lag_seconds: float | None = None  # of the log
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -87,6 +90,7 @@ class DaemonReport(NamedTuple):
             warnings=tuple(body.get("warnings") or ()),
             wrong_policies=tuple(sorted((body.get("wrong_policies") or {}).items())),
             compaction_held=tuple(body.get("compaction_held") or ()),
+            lag_seconds=body.get("lag_seconds"),
         )
 
 
@@ -126,10 +130,33 @@ def verdict(config: Config, facts: PipelineFacts) -> Verdict:
     distinct = {each.what: each for each in causes}
     causes = sorted(distinct.values(), key=lambda each: order.index(each.level), reverse=True)
     if not causes:
-        return Verdict(Level.OK, "all is well")
+        return Verdict(Level.OK, _well(facts))
+    worst = causes[0]
+    since = f", since {worst.since}" if worst.since else ""
     more = f", and {len(causes) - 1} more" if len(causes) > 1 else ""
-    level = causes[0].level
-    return Verdict(level, f"{level.value}: {causes[0].what}{more}", tuple(causes))
+    sentence = f"{worst.level.value}: {worst.what}{since}{more}"
+    return Verdict(worst.level, sentence, tuple(causes))
+
+
+def _well(facts: PipelineFacts) -> str:
+    """Return by how much the slowest reader lags, with the log itself where that is known."""
+    log = facts.daemon.lag_seconds if facts.daemon else None
+    lags = {
+        "store": [each.lag_seconds or 0.0 for each in facts.followers],
+        "webhook": [each.lag_seconds or 0.0 for each in facts.webhooks],
+    }
+    kinds = [kind for kind, found in lags.items() if found]
+    if not kinds:
+        return "the log keeps up" if log is None else f"the log lags by at most {_at_most(log)}"
+    worst = max(lag for found in lags.values() for lag in found) + (log or 0.0)
+    of = " the log" if log is None else ""
+    return f"every {' and '.join(kinds)} lags{of} by at most {_at_most(worst)}"
+
+
+def _at_most(seconds: float) -> str:
+    """Return a duration of at least a second, rounded up."""
+    seconds = max(1, math.ceil(seconds))
+    return f"{seconds} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"  # noqa: PLR2004 - as `duration`
 
 
 def _failed(

@@ -15,7 +15,7 @@ from cdc.log.consumer import LogConsumer
 from cdc.log.follower_reports import REPORT_SECONDS
 from cdc.log.group_records import GroupReadings, WebhookReport, webhook_group
 from cdc.operate.findings import Cause, Level
-from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS
+from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, STILL_SECONDS
 from cdc.operate.monitor import Monitor
 from cdc.operate.readable import duration
 
@@ -242,7 +242,7 @@ def _delivering(each: WebhookStatus) -> Iterator[Cause]:
             "see the receiver's log; they are tried again by themselves until they are given up"
         )
         yield _cause(each, failed, what, remedy, stalled or None)
-    elif (lag := each.lag_seconds or 0.0) > LATE_SECONDS:
+    elif (lag := each.lag_seconds or 0.0) > LATE_SECONDS or stalled > STILL_SECONDS:
         what = f"the webhook {name} lags: the log has held for {duration(lag)} what it lacks"
         remedy = "check that this falls; more `connections`, or `cdc webhook run` on another host"
         if failed is Level.FAILED:

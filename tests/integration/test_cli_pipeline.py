@@ -293,7 +293,7 @@ def test_status_and_tail_follow_a_daemon(
     assert "no daemon reads" in cdc.out
     with daemon(path):
         eventually(lambda: cdc("status") == Exit.OK)
-        assert "all is well" in cdc.out
+        assert "✓ the log " in cdc.out
         assert cdc("teardown", "--yes") == Exit.TEMPORARY
         assert "stop the daemon" in cdc.err
         database.execute(

@@ -21,7 +21,12 @@ from cdc.log.group_records import WebhookReport
 from cdc.log.group_states import GroupState
 from cdc.log.partitions import Range
 from cdc.operate.findings import Cause, Level
-from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus
+from cdc.operate.followers import (
+    LATE_SECONDS,
+    STALLED_SECONDS,
+    STILL_SECONDS,
+    FollowerStatus,
+)
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
 from cdc.operate.webhooks import WebhookStatus
 from cdc.snapshot.incremental.records import IncrementalRecord
@@ -95,13 +100,57 @@ def judged(**given: Any) -> Verdict:  # noqa: ANN401
 
 def test_what_advances_is_ok() -> None:
     found = judged()
-    assert found == Verdict(Level.OK, "all is well")
+    assert found == Verdict(Level.OK, "every store lags the log by at most 1 s")
     assert found.exit_code == Exit.OK
-    assert found.fields() == {"level": "ok", "sentence": "all is well", "causes": []}
+    assert found.fields() == {"level": "ok", "sentence": found.sentence, "causes": []}
     # A short lag, and snapshots that are paused, over or have just failed, are not reported.
     quiet = (live("paused"), live("done"), live("stopped"), live(failing_since_us=now_us()))
     assert judged(followers=(follower(lag=5.0),), incremental_snapshots=quiet).level is Level.OK
     assert judged(webhooks=(hook(), hook(lag=3, since=5.0))).level is Level.OK
+
+
+def test_what_is_ok_says_by_how_much_the_slowest_lags() -> None:
+    slow, hooks = (follower(lag=1.5), follower(lag=4.3)), (hook(lag=3, since=7.5),)
+    measured = STREAMING._replace(lag_seconds=0.4)
+
+    def sentence(**given: Any) -> str:  # noqa: ANN401
+        found = judged(**given)
+        assert found.level is Level.OK
+        return found.sentence
+
+    assert sentence(followers=slow) == "every store lags the log by at most 5 s"
+    # With the log's own lag.
+    assert sentence(followers=slow, daemon=measured) == "every store lags by at most 5 s"
+    late = STREAMING._replace(lag_seconds=2.0)
+    assert sentence(followers=slow, daemon=late) == "every store lags by at most 7 s"
+    both = sentence(followers=slow, webhooks=hooks, daemon=measured)
+    assert both == "every store and webhook lags by at most 8 s"
+    assert sentence(followers=(), daemon=measured) == "the log lags by at most 1 s"
+    assert sentence(followers=(), daemon=None) == "the log keeps up"
+    config = msgspec.structs.replace(
+        CONFIG,
+        followers={"cache": msgspec.structs.replace(_FOLLOWERS["cache"], every_seconds=3_600)},
+    )
+    hourly = verdict(config, facts(followers=(follower(lag=1_801.0, reached=1_801.0),)))
+    assert hourly.sentence == "every store lags the log by at most 31 min"
+
+
+def test_what_is_not_ok_says_since_when() -> None:
+    at = time.time() - 70
+    since = time.strftime("%H:%M UTC", time.gmtime(at))
+    found = judged(followers=(follower(lag=70.0, reached=70.0),))
+    assert "s, and the log has held for 70 s what it lacks, since " in found.sentence
+    assert since in found.sentence or time.gmtime(at)[:3] != time.gmtime()[:3]
+    [cause] = found.fields()["causes"]
+    assert found.sentence.endswith(cause["since"])
+    old = judged(followers=(follower(lag=3 * DAY, reached=3 * DAY),)).sentence
+    assert old.endswith(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - 3 * DAY)))
+    # A store that refuses: how late it is, why, and since when.
+    refused = follower(lag=40.0, state="waiting", what="OpenSearch: 429", moved_at_us=ago(40))
+    says = judged(followers=(refused, follower(lag=99.0))).sentence
+    assert "cache is waiting and lags by 40 s: OpenSearch: 429, since " in says
+    assert says.endswith("UTC, and 1 more")
+    assert ", since" not in judged(followers=(FollowerStatus("cache", None, None, None),)).sentence
 
 
 _LOST = SLOT._replace(wal_status="lost")
@@ -237,6 +286,18 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
             {"followers": (follower(lag=900.0, reached=900.0),)},
             Level.FAILED, "cache has applied nothing for 15 min", 1,
         ),
+        "a follower whose frontier has not moved for some seconds": (
+            {"followers": (follower(lag=17.0, reached=17.0, batches=9),)},
+            Level.DEGRADED, "cache has applied nothing for 17 s, and the log has more", 0,
+        ),
+        "a follower whose first batch takes some seconds": (
+            {"followers": (follower(lag=17.0, reached=17.0, began_at_us=ago(17)),)},
+            Level.DEGRADED, "cache has applied nothing since its job started", 0,
+        ),
+        "a follower that starts": (
+            {"followers": (follower(lag=3.0, state="starting", began_at_us=ago(2)),)},
+            Level.DEGRADED, "cache is starting, and the log has more for it", 0,
+        ),
         "a follower whose frontier has not moved for a minute": (
             {"followers": (follower(lag=70.0, reached=70.0),)},
             Level.DEGRADED, "cache has applied nothing for 70 s", 0,
@@ -320,6 +381,10 @@ def states_of_webhooks() -> dict[str, State]:
         "undelivered events": (
             hook(undelivered=2), Level.FAILED, "billing has given up 2 events", 1,
         ),
+        "a webhook that has delivered nothing for some seconds": (
+            hook(lag=3, since=17.0, moved_at_us=ago(17)),
+            Level.DEGRADED, "the webhook billing lags: the log has held for 17 s", 0,
+        ),
         "a webhook that is late and moves": (
             hook(lag=3, since=70.0), Level.DEGRADED, "billing lags: the log has held for 70 s", 0,
         ),
@@ -401,8 +466,8 @@ _SECONDS = st.floats(0, DAY)
 
 @given(
     state=st.sampled_from(["starting", "following", "catching_up", "waiting", "rebuilding"]),
-    lag=st.floats(LATE_SECONDS + 10, DAY),
-    reached=st.floats(LATE_SECONDS + 10, DAY),
+    lag=st.floats(STILL_SECONDS + 1, DAY),
+    reached=st.floats(STILL_SECONDS + 1, DAY),
     moved=_SECONDS,
     began=_SECONDS,
     canary=st.none() | _SECONDS,

@@ -52,7 +52,7 @@ function verdict(level, sentence, causes) {
   word.textContent = level;
   text.textContent = sentence.startsWith(`${level}: `) ? sentence.slice(level.length + 2) : sentence;
   by("causes").replaceChildren(...causes.map((each) => {
-    const since = each.since_seconds === null ? "" : ` (for ${duration(each.since_seconds)})`;
+    const since = each.since ? `, since ${each.since}` : "";
     const item = element("li", {}, `${each.what}${since}`);
     if (each.remedy) item.append(element("div", { class: "quiet" }, "to do: ", element("code", {}, each.remedy)));
     return item;
