@@ -27,6 +27,7 @@ class Column(NamedTuple):
     nullable: bool | None
     mask: str | None = None
     attnum: int | None = None  # its number in the table, if it is proven
+    collation: str | None = None  # C, linguistic or nondeterministic, if it is known
 
 
 class Version(NamedTuple):

@@ -145,6 +145,10 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
         return Frontier(self.epoch, self.lsn, self.seq, self.committed_at_us, ends, self.holes)
 
 
+# What `SchemaColumn.collation` is where different texts may be equal.
+NONDETERMINISTIC: Final = "nondeterministic"
+
+
 class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One column of a table version; `mask` names what replaces its values."""
 
@@ -161,6 +165,9 @@ class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # The transaction (xid) that rewrote the table and changed this column, as far as the catalog
     # still shows it; 0: it shows none, or the column's number is not proven.
     rewritten_by: int = 0
+    # How Postgres compares the column's texts: `C`, by their bytes; `linguistic`; or
+    # `nondeterministic`, where different texts may be equal. None: not known, or no text.
+    collation: str | None = None
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask, subject_column
 from cdc.errors import ConfigError
 from cdc.log import names
-from cdc.log.records import ColumnNumbers, SchemaColumn, SchemaRecord
+from cdc.log.records import NONDETERMINISTIC, ColumnNumbers, SchemaColumn, SchemaRecord
 from cdc.publication import column_identity
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cdc.config import TableSelection
     from cdc.config.value_options import Values
-    from cdc.decode.messages import Relation
+    from cdc.decode.messages import Relation, RelationColumn
     from cdc.events import LSN
     from cdc.log.records import Alteration
     from cdc.publication.column_identity import ColumnPositions, ExposedColumn
@@ -229,6 +229,7 @@ class Relations:
                     mask=mask.label if mask else None,
                     attnum=attnum,
                     rewritten_by=rewritten.get(attnum or 0, 0),
+                    collation=_collation(request, column),
                 )
             )
         return SchemaRecord(
@@ -247,6 +248,14 @@ class Relations:
             attributes=stored.attributes if stored else 0,
             storage=stored.storage if stored else "",
         )
+
+
+def _collation(request: RelationRequest, column: RelationColumn) -> str | None:
+    """Return a column's collation, if the catalog still has the column with its type."""
+    described = (column.name, column.type_id, column.type_modifier)
+    if request.published is not None and described not in request.published.columns:
+        return None
+    return request.facts.collations.get(column.name)
 
 
 def _with_missing_values(request: RelationRequest, record: SchemaRecord) -> SchemaRecord:
@@ -362,8 +371,8 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
 
     A key's order comes from the catalog and makes no new version, unless the configuration sets it
     (`custom`). Under FULL and NOTHING the complete key comes from the catalog, as the row filter
-    and rewrites of the table always do, and is compared only if today's catalog applies (not while
-    replaying).
+    and rewrites of the table and collations always do, and is compared only if today's catalog
+    applies (not while replaying).
     """
     if _described(known) != _described(seen):
         return False
@@ -373,10 +382,27 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
             return False
     if custom and known.key != seen.key:
         return False
-    if not replaying and (known.where != seen.where or alterations.stale(known, seen)):
+    if not replaying and (
+        known.where != seen.where
+        or alterations.stale(known, seen)
+        or _is_collated_otherwise(known, seen)
+    ):
         return False
     marked = seen.replica_identity in {identity.value for identity in _MARKING}
     return set(known.key) == set(seen.key) or not (marked or not replaying)
+
+
+def _is_collated_otherwise(known: SchemaRecord, seen: SchemaRecord) -> bool:
+    """Return whether a column has another collation now.
+
+    Records of older versions have none: a new version of the table has it. Only that different
+    texts may be equal is worth one.
+    """
+    pairs = [(a.collation, b.collation) for a, b in zip(known.columns, seen.columns, strict=True)]
+    return any(
+        new is not None and old != new and (old is not None or new == NONDETERMINISTIC)
+        for old, new in pairs
+    )
 
 
 def _described(record: SchemaRecord) -> tuple[object, ...]:

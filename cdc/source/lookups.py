@@ -50,6 +50,8 @@ class TableFacts(NamedTuple):
     nullable: dict[str, bool]  # by column name
     numbers: ColumnNumbers | None = None  # None: not requested
     stored: StoredColumns | None = None  # None: not known
+    # By name, of columns that have one (`cdc.log.records.SchemaColumn.collation`); none: not known.
+    collations: Mapping[str, str] = MappingProxyType({})
 
 
 class SentTable(NamedTuple):
@@ -71,14 +73,26 @@ class Lookup(NamedTuple):
 
 # Catalog rows are read as JSON, so that what a major lacks is simply absent. A column list names
 # what is sent, generated or not; without one it is every column that is not generated, and the
-# stored generated ones where the publication is set to.
+# stored generated ones where the publication is set to. The built-in provider orders texts by code
+# points, as their bytes in UTF-8 are ordered.
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname::text, NOT a.attnotnull, a.atttypid::bigint, a.atttypmod,
        a.attnum::int,
        coalesce(nullif(to_jsonb(r)->'prattrs', 'null') @> to_jsonb(a.attnum::int),
                 a.attgenerated = '' OR a.attgenerated = to_jsonb(p)->>'pubgencols'),
-       CASE WHEN a.atthasmissing THEN textin(anyarray_out(a.attmissingval)) END
+       CASE WHEN a.atthasmissing THEN textin(anyarray_out(a.attmissingval)) END,
+       CASE WHEN NOT l.collisdeterministic THEN 'nondeterministic'
+            WHEN pg_encoding_to_char(d.encoding) <> 'UTF8' THEN 'linguistic'
+            WHEN l.collprovider = 'd' THEN
+                CASE coalesce(to_jsonb(d)->>'datlocprovider', 'c')
+                WHEN 'c' THEN CASE WHEN d.datcollate IN ('C', 'POSIX') THEN 'C' END
+                WHEN 'b' THEN 'C' END
+            WHEN l.collprovider = 'c' THEN CASE WHEN l.collcollate IN ('C', 'POSIX') THEN 'C' END
+            WHEN l.collprovider = 'b' THEN 'C' END,
+       l.oid IS NOT NULL
 FROM pg_attribute a
+JOIN pg_database d ON d.datname = current_database()
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_publication p ON p.pubname = %s
 LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = a.attrelid
 WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
@@ -160,11 +174,23 @@ def look_up(
     keys: dict[int, list[str]] = {oid: [] for oid in oids}
     ancestors: dict[int, list[tuple[str, str]]] = {oid: [] for oid in oids}
     missing: dict[int, dict[int, str]] = {oid: {} for oid in oids}
+    collations: dict[int, dict[str, str]] = {oid: {} for oid in oids}
     with translated(f"looking up {len(oids)} relations"):
-        for oid, name, null, kind, modifier, attnum, is_sent, value in connection.execute(
-            _COLUMNS, (publication, oids)
-        ):
+        for (
+            oid,
+            name,
+            null,
+            kind,
+            modifier,
+            attnum,
+            is_sent,
+            value,
+            collation,
+            is_collated,
+        ) in connection.execute(_COLUMNS, (publication, oids)):
             nullable[oid][name] = null
+            if is_collated:
+                collations[oid][name] = collation or "linguistic"
             if value is not None:
                 missing[oid][attnum] = element(value)
             if is_sent:
@@ -178,7 +204,7 @@ def look_up(
         stored = _stored(connection, oids, missing)
     return {
         oid: Lookup(
-            TableFacts(tuple(keys[oid]), nullable[oid], None, stored.get(oid)),
+            TableFacts(tuple(keys[oid]), nullable[oid], None, stored.get(oid), collations[oid]),
             _sent(sent[oid], filters.get(oid), ancestors[oid], attnums[oid]),
         )
         for oid in oids

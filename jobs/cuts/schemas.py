@@ -39,6 +39,7 @@ def version(record: SchemaRecord) -> Version:
                 each.nullable,
                 each.mask,
                 each.attnum,
+                each.collation,
             )
             for each in record.columns
         ),

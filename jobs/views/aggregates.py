@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlglot import exp
 
-from lockstep.jobs.views.numbering import WRITTEN
+from lockstep.jobs.views.numbering import SELECTS_ALIKE, WRITTEN
 from lockstep.jobs.views.quotients import quotient
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import BOOL, FLOATS, INT8, numeric
@@ -137,7 +137,7 @@ def _window(rules: Rules, node: exp.Window) -> Value:
         over.append(f"ORDER BY {', '.join(_ordered(rules, each) for each in ordered)}")
     over_sql = f"OVER ({' '.join(over)})"
     if name := _RANKS.get(type(node.this)):
-        if name == "row_number" and not _is_total(rules, node):
+        if name == "row_number" and not (_is_total(rules, node) or _selects_alike(rules, node)):
             written = node.meta.get(WRITTEN, "row_number()")
             raise UnsupportedError(
                 f"{written} whose ORDER BY may leave rows in any order",
@@ -167,6 +167,15 @@ def _is_total(rules: Rules, node: exp.Window) -> bool:
     order = node.args.get("order")
     ordered = [each.this for each in order.expressions] if order else []
     return rules.order_is_total([*(node.args.get("partition_by") or ()), *ordered])
+
+
+def _selects_alike(rules: Rules, node: exp.Window) -> bool:
+    """Return whether rows in either order are alike in all that is selected."""
+    order = node.args.get("order")
+    ordered = [rules.value(each.this) for each in (order.expressions if order else ())]
+    # 0 and -0 have one place in an order.
+    is_exact = all(each.type.name not in FLOATS for each in ordered)
+    return is_exact and bool(node.meta.get(SELECTS_ALIKE))
 
 
 def _neighbour(rules: Rules, inner: exp.Expr, window: exp.Window, over: str) -> Value:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # Of a window's node, in its `meta`: what the SQL has in place of row_number().
 WRITTEN: Final = "written"
+# And whether rows that agree in its order agree in all that is selected: then any order of them
+# selects the same.
+SELECTS_ALIKE: Final = "selects alike"
 _PLACE: Final = "#place"
 _ALIAS: Final = "#numbered"
 
@@ -63,6 +66,7 @@ def _numbered(select: exp.Select, by: Sequence[exp.Expr], names: Sequence[str] =
         order=order and exp.Order(expressions=[_ordered(each, select) for each in order]),
     )
     window.meta[WRITTEN] = written
+    window.meta[SELECTS_ALIKE] = _selects_alike(select, window)
     inner = select.copy()
     for part in ("limit", "order", "distinct"):
         inner.set(part, None)
@@ -153,6 +157,15 @@ def _ordered(node: exp.Ordered, select: exp.Select) -> exp.Expr:
     made = node.copy()
     made.set("this", _input(node.this, select))
     return made
+
+
+def _selects_alike(select: exp.Select, window: exp.Window) -> bool:
+    order = window.args.get("order")
+    ordered = [each.this for each in (order.expressions if order else ())]
+    by = [*window.args["partition_by"], *ordered]
+    known = {(each.this if isinstance(each, exp.Collate) else each).unnest() for each in by}
+    selected = [each.unalias().unnest() for each in select.expressions]
+    return all(isinstance(each, exp.Literal) or each in known for each in selected)
 
 
 def _input(node: exp.Expr, select: exp.Select) -> exp.Expr:

@@ -87,7 +87,7 @@ def column_names(query: exp.Query) -> set[str]:
 def named_views(name: str, sqls: Mapping[str, str]) -> list[str]:
     """Return the views that a view is made of, each after those that it names itself."""
     found = dict[str, None]()
-    for table in _parsed(name, sqls[name]).find_all(exp.Table):
+    for table in parsed(name, sqls[name]).find_all(exp.Table):
         if _is_named(table, sqls):
             found |= dict.fromkeys([*named_views(table.name, sqls), table.name])
     return list(found)
@@ -111,7 +111,7 @@ def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.
             f"views {' -> '.join((*above, name))} are made of each other",
             hint="one of them must name tables only",
         )
-    query = _parsed(name, sqls[name])
+    query = parsed(name, sqls[name])
     for table in list(query.find_all(exp.Table)):
         if not _is_named(table, sqls):
             continue
@@ -134,7 +134,8 @@ def _statements(sql: str) -> list[exp.Expr | None]:
     return _Parser(dialect=dialect).parse(dialect.tokenize(sql), sql)
 
 
-def _parsed(name: str, sql: str) -> exp.Query:
+def parsed(name: str, sql: str) -> exp.Query:
+    """Return the query of a view; raise ConfigError if it is no single one."""
     try:
         statements = [each for each in _statements(sql) if each is not None]
     except (ParseError, SqlglotError) as error:

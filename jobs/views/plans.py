@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.config.views import PythonView
 from cdc.errors import ConfigError
-from lockstep.jobs.views import types
+from lockstep.jobs.views import ties, types
 from lockstep.jobs.views.code import Task
 from lockstep.jobs.views.definitions import SCHEMA, Definition
 from lockstep.jobs.views.expressions import Expressions
@@ -94,6 +95,8 @@ class ViewPlan(NamedTuple):
     column_names: frozenset[str] = frozenset()  # of all tables' columns that it reads
     firsts: Firsts | None = None  # if its rows are the first ones of each key
     ranked: Ranked | None = None  # if its rows are the first ones of all
+    # What Postgres is asked for its rows: the queries that it names, in order, and last its own.
+    asked: Mapping[str, str] = MappingProxyType({})
 
     @property
     def is_of_mirrors(self) -> bool:
@@ -124,6 +127,7 @@ class _Query(NamedTuple):
     column_names: frozenset[str]
     firsts: Firsts | None
     query: exp.Query
+    asked: Mapping[str, str]
 
 
 def plan(
@@ -201,6 +205,7 @@ def _planned(
         routes=found.routes,
         column_names=found.column_names,
         firsts=found.firsts,
+        asked=found.asked,
     )
 
 
@@ -276,7 +281,9 @@ def _query(
     code = frozenset(each for each, view in views.items() if isinstance(view, PythonView))
     made = tuple(plan(each, views, versions, above) for each in named_code(name, sqls, code))
     known = {**versions, **{each.version.name: each.version for each in made}}
-    return _known(resolved(name, sqls, known, code), key, known, made)
+    sqls = ties.broken(name, sqls, views, known, code)
+    found = _known(resolved(name, sqls, known, code), key, known, made)
+    return found._replace(asked={each: sqls[each] for each in (*named_views(name, sqls), name)})
 
 
 def _known(
@@ -319,6 +326,7 @@ def _known(
         column_names=frozenset(read),
         firsts=None if made else firsts(query, new.columns),
         query=query,
+        asked={},
     )
 
 

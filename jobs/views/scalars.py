@@ -44,6 +44,8 @@ _ARITHMETIC: Final[dict[type[exp.Expr], str]] = {
 }
 # Above 38 digits Spark keeps these after the point; a larger number is an error.
 _KEPT_SCALE: Final = 6
+# A quotient that is multiplied keeps room for so many before the point.
+_LEAST_INTEGER_DIGITS: Final = 9
 _PARTS_OF_DATES: Final = {"year", "month", "day", "hour", "minute"}
 _TRUNCATED_TO: Final = {"year", "quarter", "month", "week", "day", "hour", "minute", "second"}
 _TYPES: Final = {
@@ -71,6 +73,8 @@ def _arithmetic(rules: Rules, node: exp.Expr) -> Value:
             expect_number(each.type, "/")
         if not names & FLOATS:
             return quotient(left, right)
+    if sign == "*":
+        left, right = _narrowed(left, right)
     kind = _result(sign, left.type, right.type)
     if kind.name in INTEGERS:
         one, other = (coerced(each, kind) for each in (left, right))
@@ -217,10 +221,11 @@ def _left(rules: Rules, node: exp.Left) -> Value:
 
 def _collate(rules: Rules, node: exp.Collate) -> Value:
     found = rules.value(node.this)
-    expect_text(found.type, "COLLATE")
+    if not found.type.is_nondeterministic:
+        expect_text(found.type, "COLLATE")
     if node.expression.name != "C":
         raise UnsupportedError(f"COLLATE {node.expression.name}", 'write COLLATE "C"')
-    return found._replace(type=found.type._replace(is_c=True))
+    return found._replace(type=found.type.as_bytes)
 
 
 def _cast(rules: Rules, node: exp.Cast) -> Value:
@@ -258,6 +263,27 @@ def _result(sign: str, one: Type, other: Type) -> Type:
     else:
         kind = _exact(max(p1 - s1, p2 - s2) + scale + 1, scale, sign)
     return kind._replace(has_scale=one.has_scale and other.has_scale)
+
+
+def _narrowed(left: Value, right: Value) -> tuple[Value, Value]:
+    """Return two factors so that their product has 38 digits, where one of them is a quotient.
+
+    The type of a quotient has room for integer digits that its values seldom have. A value that
+    has them is an error then, as it is where a quotient needs more digits than its type has.
+    """
+    sizes = [left.type.size, right.type.size]
+    quotient_ = next((at for at, each in enumerate((left, right)) if not each.type.has_scale), None)
+    if quotient_ is None or None in sizes:
+        return left, right
+    (p1, s1), (p2, s2) = (each for each in sizes if each is not None)
+    over = p1 + p2 + 1 - MAX_PRECISION
+    precision, scale = ((p1, s1), (p2, s2))[quotient_]
+    if over <= 0 or precision - scale - over < _LEAST_INTEGER_DIGITS:
+        return left, right
+    factor = (left, right)[quotient_]
+    kind = numeric(precision - over, scale, has_scale=False)
+    made = Value(f"CAST({factor.sql} AS {kind.spark})", kind)
+    return (made, right) if quotient_ == 0 else (left, made)
 
 
 def _exact(precision: int, scale: int, sign: str) -> Type:

@@ -107,10 +107,12 @@ class Translator:
             raise ConfigError("the queries of a UNION have different numbers of columns", hint="")
         types = {name: common([a, b], "a UNION") for (name, a), b in pairs}
         uniques: Uniques = ()
-        if not (name := _SET_OPERATIONS[type(node)]) or not node.args.get("distinct"):
-            name += " ALL"
-        else:
+        name = _SET_OPERATIONS[type(node)]
+        if node.args.get("distinct"):
             uniques = (frozenset(types),)
+        else:
+            name += " ALL"
+        if name != "UNION ALL":
             for column, each in types.items():
                 expect_grouped(each, f"{name} over {column}")
         sides = (self._converted(each, types) for each in (left, right))

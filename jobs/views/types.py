@@ -7,9 +7,10 @@ column, and nothing else, because its text does not compare as its values do.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from cdc.errors import ConfigError
+from cdc.log.records import NONDETERMINISTIC
 from lockstep.sinks.contract import Column
 from lockstep.sinks.delta.types import MAX_PRECISION, DeltaType, delta_type
 
@@ -35,6 +36,9 @@ UNKNOWN: Final = "unknown"  # of a quoted literal or NULL, until something decid
 _DECLARED: Final = (
     "bool", "int2", "int4", "int8", "float8", "text", "date", "timestamp", "timestamptz",
 )  # fmt: skip
+# Of a type's name here. It is none of `COMPARED` then: as a view passes it through, its equal texts
+# may differ, and Spark's do not.
+_NONDETERMINISTIC: Final = f" with a {NONDETERMINISTIC} collation"
 _NUMERIC: Final = re.compile(r"numeric\((\d+), ?(\d+)\)")
 _SPARK: Final = {
     "short": "smallint", "integer": "int", "long": "bigint", "timestamp": "timestamp",
@@ -48,7 +52,8 @@ class Type(NamedTuple):
     modifier: int = -1
     oid: int = 0
     mask: str | None = None
-    is_c: bool = False  # a text with COLLATE "C"
+    # A text that is ordered by its bytes, by COLLATE "C"; "column": as its column is.
+    is_c: bool | Literal["column"] = False
     has_scale: bool = True  # a numeric, all of whose values have this scale in Postgres
 
     @property
@@ -65,7 +70,7 @@ class Type(NamedTuple):
     @property
     def delta(self) -> DeltaType:
         """The type in a mirror."""
-        return delta_type("text" if self.mask else self.name, self.modifier)
+        return delta_type("text" if self.mask else self._kind, self.modifier)
 
     @property
     def spark(self) -> str:
@@ -78,6 +83,20 @@ class Type(NamedTuple):
         return self.mask is not None and self.mask.partition(":")[0] in {"hmac", "truncate"}
 
     @property
+    def is_nondeterministic(self) -> bool:
+        """Whether it is a text under a collation by which different texts may be equal."""
+        return self.name.endswith(_NONDETERMINISTIC)
+
+    @property
+    def as_bytes(self) -> Type:
+        """The type of a text with COLLATE "C"."""
+        return self._replace(name=self._kind, is_c=True)
+
+    @property
+    def _kind(self) -> str:
+        return self.name.removesuffix(_NONDETERMINISTIC)
+
+    @property
     def title(self) -> str:
         """The type as messages name it."""
         size = self.size if self.name == "numeric" else None
@@ -85,8 +104,9 @@ class Type(NamedTuple):
 
     def column(self, name: str) -> Column:
         """Return a column of this type."""
-        oid = self.oid or _OIDS.get(self.name, 0)
-        return Column(name, self.name, oid, self.modifier, nullable=True, mask=self.mask)
+        oid = self.oid or _OIDS.get(self._kind, 0)
+        made = Column(name, self._kind, oid, self.modifier, nullable=True, mask=self.mask)
+        return made._replace(collation=NONDETERMINISTIC) if self.is_nondeterministic else made
 
 
 def _spark(kind: DeltaType) -> str:
@@ -127,7 +147,12 @@ def named(text: str) -> Type:
 
 def of(column: Column) -> Type:
     """Return a column's type."""
-    return Type(column.type, column.modifier, column.type_id, column.mask)
+    found = Type(column.type, column.modifier, column.type_id, column.mask)
+    if column.mask:
+        return found
+    if column.collation == NONDETERMINISTIC:
+        return found._replace(name=column.type + _NONDETERMINISTIC)
+    return found._replace(is_c="column") if column.collation == "C" else found
 
 
 def columns(given: Mapping[str, Type]) -> tuple[Column, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from sqlglot import exp
 
@@ -151,9 +151,9 @@ def _common(one: Type, other: Type, where: str) -> Type:  # noqa: PLR0911 - a ca
         raise UnsupportedError(f"a masked column with another value in {where}", "leave it out")
     if one.name == other.name and one.name != "numeric":
         kind = one if one.modifier == other.modifier else one._replace(modifier=-1)
-        return kind._replace(is_c=one.is_c or other.is_c)
+        return kind._replace(is_c=_is_c(one, other))
     if names <= TEXTS:
-        return TEXT._replace(is_c=one.is_c or other.is_c)
+        return TEXT._replace(is_c=_is_c(one, other))
     if names <= INTEGERS.keys():
         return max(one, other, key=lambda each: INTEGERS[each.name])
     if names <= {"numeric", *INTEGERS}:
@@ -169,6 +169,13 @@ def _common(one: Type, other: Type, where: str) -> Type:  # noqa: PLR0911 - a ca
     if names == {"date", "timestamp"}:
         return Type("timestamp")
     raise UnsupportedError(f"{one.title} with {other.title} in {where}", "cast one to the other")
+
+
+def _is_c(one: Type, other: Type) -> bool | Literal["column"]:
+    """Return whether both are ordered by their bytes: COLLATE counts for both, a column's not."""
+    if True in {one.is_c, other.is_c}:
+        return True
+    return one.is_c and other.is_c
 
 
 def compared(given: Sequence[Value], where: str, *, ordered: bool) -> list[str]:
@@ -214,11 +221,15 @@ def expect_text(kind: Type, where: str) -> None:
         raise UnsupportedError(f"{where} of {kind.title}", "take a text or varchar column")
 
 
+_ONLY: Final = "only select such a column"
+
+
 def expect_compared(kind: Type, where: str) -> None:
     if kind.mask:
         return
     if kind.name not in COMPARED:
-        raise UnsupportedError(f"{where} of {kind.title}", "only select such a column")
+        hint = 'only select it, or write … COLLATE "C"' if kind.is_nondeterministic else _ONLY
+        raise UnsupportedError(f"{where} of {kind.title}", hint)
     if kind.name == "numeric":
         size(kind, where)
 

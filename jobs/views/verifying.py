@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cdc.source.answers import Differing, Question
-from lockstep.jobs.views.parsing import named_views
 from lockstep.sinks.contract import Change
 from lockstep.sinks.delta.lake import quoted
 from lockstep.sinks.shapes import Shaper
@@ -46,11 +45,11 @@ class StoredView:
 
     def question(self) -> Question:
         """Return what to ask Postgres for the rows that the store shows."""
-        sqls = {name: each.sql for name, each in self._config.views.items()}
-        named = {name: sqls[name] for name in named_views(self.view.name, sqls)}
+        named = dict(self.view.asked)
+        text = named.pop(self.view.name)
         types = {name: self.view.columns[name].name for name in self._columns}
         where = self._has_place(self._shaper) if self._shaper else ""
-        return Question(sqls[self.view.name], named, types, where)
+        return Question(text, named, types, where)
 
     def _has_place(self, shaper: Shaper) -> str:
         """Return the condition for rows that the shape shows; empty for all."""

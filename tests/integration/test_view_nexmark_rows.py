@@ -56,7 +56,7 @@ def change(database: Database, step: int) -> None:
     )
 
 
-@pytest.mark.long("all queries in six parts; each is a minute of Spark")
+@pytest.mark.long("all queries in six parts; each is a minute of Spark", sample=["4"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_query_is_postgres_own_answer_after_each_change(
     database: Database, tmp_path: Path, spark: SparkSession, part: int

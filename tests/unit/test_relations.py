@@ -104,6 +104,38 @@ def test_each_change_of_the_description_is_a_new_version() -> None:
         assert (version.schema_id, new) == (number, True)
 
 
+def test_a_column_has_the_collation_that_the_catalog_shows() -> None:
+    versions = Versions()
+
+    def seen(collations: dict[str, str], *, replaying: bool = False) -> tuple[object, bool]:
+        catalog = TableFacts(("a",), {}, collations=collations)
+        version, new = versions.of(relation(), catalog, replaying=replaying)
+        return [each.collation for each in version.columns], new
+
+    assert seen({"b": "C"}) == ([None, "C", None], True)
+    assert seen({"b": "C"}) == ([None, "C", None], False)
+    # Unknown: the catalog was not asked, or did not show the relation's transaction.
+    assert seen({}) == ([None, "C", None], False)
+    assert seen({"b": "linguistic"}, replaying=True) == ([None, "C", None], False)
+    assert seen({"b": "linguistic"}) == ([None, "linguistic", None], True)
+    assert seen({"b": "nondeterministic"}) == ([None, "nondeterministic", None], True)
+    assert versions.relations.take_alteration() is None
+
+
+def test_a_version_of_a_log_without_collations_stays_unless_equal_texts_differ() -> None:
+    versions = Versions()
+    versions.of(relation(), TableFacts(("a",), {}))
+    for collation, is_new in (("C", False), ("linguistic", False), ("nondeterministic", True)):
+        catalog = TableFacts(("a",), {}, collations={"b": collation})
+        assert versions.of(relation(), catalog)[1] is is_new, collation
+
+
+def test_the_collation_of_a_column_that_the_catalog_has_no_longer_is_not_known() -> None:
+    catalog = TableFacts(("a",), {}, collations={"b": "C"})
+    version, _ = Versions().of(relation(), catalog, today="ac")
+    assert [each.collation for each in version.columns] == [None, None, None]
+
+
 def test_a_description_that_comes_back_is_a_new_version() -> None:
     """`from_lsn` is where a record starts to hold, so the old one is not valid for the new time."""
     versions = Versions()

@@ -31,7 +31,8 @@ def test_a_relational_query_of_nexmark_is_a_view(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_others_are_refused_by_name(name: str) -> None:
-    key, sql = REFUSED[name]
+    key, sql, what = REFUSED[name]
     with pytest.raises(UnsupportedError) as caught:
         plan(name, {name: View(sql=sql, key=(key,))}, _VERSIONS)
-    assert caught.value.what
+    assert caught.value.what == f"a view can't have {what}"
+    assert caught.value.hint
