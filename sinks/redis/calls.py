@@ -168,6 +168,8 @@ class OpenCut:
     gathered: list[tuple[StoredTable, list[Operation]]] | None
     changes: int = 0
     bytes: int = 0
+    # By table, with which version it was truncated, and below which seq rows are to be deleted.
+    truncated: dict[str, tuple[StoredTable, int]] = dataclasses.field(default_factory=dict)
     announced: bool = False
     is_copy: bool = False  # in a task
     refused: dict[str, ConfigError] = dataclasses.field(default_factory=dict)  # by table

@@ -128,7 +128,9 @@ class RedisSink:
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop connections and unsent changes: a copy writes its changes immediately."""
-        cut = self._cut and dataclasses.replace(self._cut, gathered=None, is_copy=True)
+        cut = self._cut and dataclasses.replace(
+            self._cut, gathered=None, truncated={}, is_copy=True
+        )
         return self.__dict__ | {"_client": None, "_tables": {}, "_cut": cut}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -219,7 +221,7 @@ class RedisSink:
         stored_table = self._table_of(changes.version)
         if changes.truncated is not None:
             self._send_gathered(cut)
-            self._truncate(cut, stored_table, changes, changes.truncated)
+            self._raise_floor(cut, stored_table, changes, changes.truncated)
         self._expect_key(cut, changes)
         operations = self._operations(changes, stored_table)
         cut.changes += len(changes.changes)
@@ -240,6 +242,7 @@ class RedisSink:
         cut, state = self._open_cut(), self._opened()
         for error in cut.refused.values():
             raise error
+        self._delete_truncated(cut)
         # Checked on the connection that commits: a restart after the answer breaks that connection.
         if self._client.runs() != cut.servers:
             raise UnavailableError(
@@ -270,6 +273,7 @@ class RedisSink:
         stored_table = self._table_of(version)
         if self._cut is not None:
             self._send_gathered(self._cut)
+            self._delete_truncated(self._cut)
         found = stored_rows(self._client, stored_table, self._opened().target(version.name), keys)
         return {key: row for key, (_, row) in found.items() if row}
 
@@ -312,6 +316,7 @@ class RedisSink:
         stored_table, target = self._table_of(version), self._opened().target(version.name)
         if self._cut is not None:
             self._send_gathered(self._cut)
+            self._delete_truncated(self._cut)
         pattern = self._names.pattern(target.build, version.name)
         for names in self._client.scan(pattern):
             keys = [key for key in (key_of(name, version.name) for name in names) if key]
@@ -465,12 +470,12 @@ class RedisSink:
             self._main(_ANNOUNCE, b"%d" % state.generation, b"%016x" % cut.reached)
             cut.announced = True
 
-    def _truncate(
+    def _raise_floor(
         self, cut: OpenCut, stored_table: StoredTable, changes: Changes, seq: int
     ) -> None:
-        """Reject rows below a seq from here on, then delete the existing ones."""
+        """Reject rows below a seq from here on; those that exist are deleted later in the cut."""
         self._announce(cut)
-        state, table = self._opened(), stored_table.version.name
+        table = stored_table.version.name
         target, floor = self._target(table), b"%016x" % seq
         at = (target.build, table)
         self._main(
@@ -478,6 +483,25 @@ class RedisSink:
             *(floor_field(*at), floor, key_field(*at)),
             encoded_key(key_of_rows(changes)),
         )
+        _, before = cut.truncated.get(table, (None, 0))
+        cut.truncated[table] = stored_table, max(seq, before)
+
+    def _delete_truncated(self, cut: OpenCut) -> None:
+        """Delete the rows below the cut's truncates, after it has written those that follow them.
+
+        So readers of a table whose rows are all replaced, as a view's are, never find it empty.
+        """
+        if cut.truncated:
+            self._send_gathered(cut)
+        while cut.truncated:
+            table, (stored_table, seq) = next(iter(cut.truncated.items()))
+            self._delete_below(stored_table, b"%016x" % seq)
+            del cut.truncated[table]
+
+    def _delete_below(self, stored_table: StoredTable, floor: bytes) -> None:
+        """Delete a table's rows below a floor."""
+        state, table = self._opened(), stored_table.version.name
+        target = self._target(table)
         guard = [b"", state.sentinel, b""] if self._settings.cluster else self._guard()
         evicts = health.evicts(self._client)
         found = redis_index.companions(self._client, stored_table, target)

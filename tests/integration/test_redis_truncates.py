@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from lockstep.conformance.store import LINES, USERS, apply, change, row
+from lockstep.conformance.store import LINES, USERS, applied, apply, change, row
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.redis import rows
 from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
@@ -107,6 +108,45 @@ def test_a_truncate_scans_where_the_index_may_lack_rows(
     apply(sink, 202, truncated(202))
     assert scans(redis_client) > before
     assert not names(redis_client, "public.users")
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_rows_are_there_until_those_that_replace_them_are(
+    settings: Settings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[Settings], RedisSink],
+    shape: Shape,
+) -> None:
+    """As when a view is computed again: a task's copy of the sink writes the rows."""
+    of_shape = settings._replace(shapes={"public.users": shape})
+    sink, reader = open_sink(of_shape), open_sink(of_shape)
+    apply(sink, 9, users(0, 9, 1))
+
+    def ids() -> set[int]:
+        """Return the rows that readers see now."""
+        return {json.loads(key)["id"] for key, _, row in reader.contents(USERS) if row}
+
+    sink.begin(20, [USERS])
+    sink.write(truncated(20))
+    assert ids() == {*range(9)}
+    copy = pickle.loads(pickle.dumps(sink))  # noqa: S301 - our own
+    new = [each._replace(seq=20) for each in users(7, 4, 20).changes]
+    assert copy.write(Changes((USERS,), new)) == 4
+    assert ids() == {*range(11)}
+    sink.commit(applied(20))
+    assert ids() == {*range(7, 11)}
+    expect_indexed(redis_client)
+
+
+def test_a_row_is_not_read_after_its_truncate(
+    settings: Settings, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    sink = open_sink(settings)
+    apply(sink, 9, users(0, 9, 1))
+    sink.begin(20, [USERS])
+    sink.write(truncated(20))
+    assert sink.rows(USERS, [b'{"id":3}']) == {}
+    sink.commit(applied(20))
 
 
 def test_rows_that_expire_have_no_index(
