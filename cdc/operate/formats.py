@@ -21,7 +21,7 @@ from cdc.log.dead_letters import DeadLetterHead
 from cdc.log.follower_reports import FollowerRecord
 from cdc.log.group_records import GroupRecord, QueueRecord, UndeliveredRecord, WebhookReport
 from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord
-from cdc.snapshot.initial.records import Plan, PlannedTable, RangeRecord, SnapshotState
+from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan, SnapshotState, SnapshotTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,8 +37,8 @@ _RESUME: Final[dict[object, Kind]] = {
 }
 _SNAPSHOT: Final[dict[object, Kind]] = {
     "state": ("initial snapshot", SnapshotState),
-    "plan": ("snapshot plan", Plan),
-    "table": ("planned table", PlannedTable),
+    "plan": ("snapshot plan", SnapshotPlan),
+    "table": ("planned table", SnapshotTable),
     "range": ("snapshot range", RangeRecord),
     "live": ("incremental snapshot", IncrementalRecord),
     "command": ("command", CommandRecord),

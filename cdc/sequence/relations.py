@@ -370,9 +370,9 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
     """Return whether stream and configuration describe both in the same way.
 
     A key's order comes from the catalog and makes no new version, unless the configuration sets it
-    (`custom`). Under FULL and NOTHING the complete key comes from the catalog, as the row filter
-    and rewrites of the table and collations always do, and is compared only if today's catalog
-    applies (not while replaying).
+    (`custom`). Under FULL and NOTHING the complete key comes from the catalog, as the row filter,
+    rewrites of the table and collations always do, and is compared only if today's catalog applies
+    (not while replaying).
     """
     if _described(known) != _described(seen):
         return False

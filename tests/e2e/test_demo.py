@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -18,7 +19,7 @@ from cdc.playground.demo.schema import OLD_ROWS
 from tests.fixtures.spark import need_java
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -26,14 +27,17 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def demo(
-    home: Path, *options: str, followers: bool = False, **environ: str
+    home: Path,
+    *options: str,
+    followers: bool = False,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[str]]:
     """Run the demo in `home`; however it ends, nothing of it is left."""
     chosen = "--followers" if followers else "--no-followers"
     argv = [sys.executable, "-m", "cdc.cli.main", "demo", "--home", str(home), chosen, *options]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | environ,
+        env={**os.environ, **environ},
     ) as child:  # fmt: skip
         try:
             yield child
@@ -122,7 +126,7 @@ def test_the_console_opens_in_the_browser_once_it_is_served(tmp_path: Path) -> N
     )
     program.chmod(0o700)
     desktop = {"DISPLAY": ":9", "CI": "", "SSH_CONNECTION": "", "SSH_CLIENT": "", "SSH_TTY": ""}
-    with demo(tmp_path / "demo", BROWSER=f"{program} %s", **desktop) as child:
+    with demo(tmp_path / "demo", environ={"BROWSER": f"{program} %s", **desktop}) as child:
         assert child.stdout is not None
         line = next(each for each in child.stdout if "watch it in a browser" in each)
         deadline = time.monotonic() + 60
