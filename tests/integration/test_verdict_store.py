@@ -42,10 +42,12 @@ def line(pipeline: NewPipeline, busy_opensearch: BusyOpenSearch) -> PipelineUnde
     return made
 
 
-def run_of(line: PipelineUnderTest) -> Run:
+def run_of(line: PipelineUnderTest, name: str = "search") -> Run:
+    """Return a follower's run in this process, without Spark."""
     config = line.config
-    sink = stores.sink(config, "search", config.followers["search"])
-    return Run(config, "search", "opensearch", Following(NoSpark(), config, "search", sink))
+    store = config.followers[name]
+    sink = stores.sink(config, name, store)
+    return Run(config, name, stores.kind(store), Following(NoSpark(), config, name, sink))
 
 
 def says(line: PipelineUnderTest, level: Level, words: str) -> bool:
