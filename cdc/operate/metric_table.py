@@ -16,7 +16,8 @@ GAUGES: Final = {
     "frontier_lsn": "The LSN of the newest frontier record.",
     "seq": "The newest event's seq.",
     "lag_bytes": "WAL between the server's end and the published LSN.",
-    "lag_seconds": "Age of the newest published commit while the log lags; 0 when caught up.",
+    "lag_seconds": "How old the newest published commit was then, or for how long none has followed"
+    " it though there is WAL for it; 0 when caught up.",
     "held_seconds": "For how long an open transaction in a topic of ours has held readers back.",
     "unknown_type_columns": "Columns of types of which nothing but their text is known.",
     "pending_events": "Events in the Kafka transaction that is open.",

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from cdc.snapshot.initial.progress import Report
     from cdc.source.server import OpenTransaction
 
+# An idle daemon writes how far it is every ten seconds: sooner than this nothing lags.
+_IDLE_SECONDS = 15.0
 # A stage takes a millisecond or two on an idle system.
 _STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 2.0, 10.0)
 # A commit takes some milliseconds on an idle system and up to a second with a full batch.
@@ -107,7 +109,8 @@ class Metrics(Collector):
         self.confirmed_lsn = 0
         self.frontier_lsn = 0
         self.seq = 0
-        self.lag_seconds = 0.0
+        self._newest_seconds = 0.0  # how old the newest commit was when it was published
+        self._moved_at = now()  # when something was last published, or all of the WAL was
         self.held_seconds = 0.0
         self.wrong_policies: dict[str, str] = {}  # cleanup.policy by topic, where another is meant
         self.compaction_held: list[str] = []  # the readers for which nothing is compacted
@@ -160,6 +163,13 @@ class Metrics(Collector):
         GCCollector(registry=self.registry)
 
     @property
+    def lag_seconds(self) -> float:
+        """How late the newest published commit was, or for how long none has followed it."""
+        waited = self._now() - self._moved_at
+        lacks = self.published_lsn < self.wal_end_lsn and waited > _IDLE_SECONDS
+        return max(self._newest_seconds, waited if lacks else 0.0)
+
+    @property
     def lag_bytes(self) -> int:
         return max(0, self.wal_end_lsn - self.published_lsn)
 
@@ -181,7 +191,7 @@ class Metrics(Collector):
         self.pending_events = pending_events
         self.pending_bytes = pending_bytes
         if self.published_lsn >= wal_end:
-            self.lag_seconds = 0.0
+            self._newest_seconds, self._moved_at = 0.0, self._now()
 
     def committed(self, position: ResumePosition, batch: BatchContents, moments: Moments) -> None:
         self.kafka_transactions += 1
@@ -194,11 +204,13 @@ class Metrics(Collector):
         self.commit_seconds.observe(moments.confirmed - moments.handed_over)
         for stage, seconds in moments.seconds():
             self.stage_seconds[stage].observe(seconds)
+        if position.end_lsn != self.published_lsn or batch.events:
+            self._moved_at = self._now()
         self.published_lsn = position.end_lsn
         self.seq = position.seq
         self.frontier_lsn = batch.frontier_lsn or self.frontier_lsn
         if batch.events:
-            self.lag_seconds = max(0.0, time.time() - position.committed_at_us / 1e6)
+            self._newest_seconds = max(0.0, time.time() - position.committed_at_us / 1e6)
 
     def source_checked(
         self, timeline: int, retention: Retention | None, holders: list[OpenTransaction]

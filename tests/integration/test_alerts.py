@@ -14,6 +14,7 @@ import pytest
 from cdc.deliver import undelivered
 from cdc.events import LSN
 from cdc.operate import alerts
+from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.alerting import assert_alerts, going_on, lasting, need_promtool
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 from tests.fixtures.receiver import Receiver
@@ -170,6 +171,29 @@ def test_a_source_that_cannot_be_looked_at_fires_an_alert(
         over.set()
         ending.join()
     assert_alerts(tmp_path, well, unseen, fire={"LockstepSourceNotChecked"})
+
+
+@pytest.mark.long("servers of its own; the rules' series are in test_metrics_files")
+def test_a_log_that_lacks_what_postgres_has_committed_fires_an_alert(
+    killable_pipeline: NewPipeline, killable_stack: LocalStack, tmp_path: Path
+) -> None:
+    """Kafka is away, while Postgres commits; the lag is over once it is there again."""
+    line = killable_pipeline(_TABLE, source={"canary_seconds": 0})
+    daemon = line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (1, 1)")
+    wait_until(line.frontiers, "the log has no frontier")
+    well = lasting(metrics(daemon))
+    killable_stack.stop("kafka")
+    line.database.execute("INSERT INTO t VALUES (2, 2)")
+    wait_until(lambda: daemon.metric("lockstep_lag_seconds") > 15, "the log does not lag")
+    late = going_on(*two_scrapes(daemon, "lockstep_lag_seconds"))
+    killable_stack.start("kafka")
+    daemon.wait_ready()
+    wait_until(lambda: line.resume()[1].seq >= 2, "the row does not arrive")
+    wait_until(lambda: daemon.metric("lockstep_lag_seconds") < 15, "the lag is not over")
+    assert_alerts(tmp_path, well, quiet={"LockstepLag"})
+    assert_alerts(tmp_path, well, late, fire={"LockstepLag"}, quiet={"LockstepDown"})
+    assert_alerts(tmp_path, well, late, lasting(metrics(daemon)), quiet={"LockstepLag"})
 
 
 @pytest.mark.long("waits for several monitors; the rules' series are in test_metrics_files")

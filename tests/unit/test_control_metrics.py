@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -58,12 +59,50 @@ def test_the_stages_of_a_batch_are_histograms_that_add_up_to_all_of_it() -> None
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_lag() -> None:
-    metrics = Metrics()
-    metrics.lag_seconds = -3600.0
-    metrics.wal_end_lsn, metrics.published_lsn = 100, 200
+    metrics, ahead_us = Metrics(), int((time.time() + 3_600) * 1e6)
+    metrics.committed(
+        position(seq=5, end_lsn=200, committed_at_us=ahead_us),
+        BatchContents(5, 100, None),
+        Moments(received=0.0, handed_over=0.0),
+    )
+    metrics.wal_end_lsn = 100
     found = samples(metrics)
     assert found["lockstep_lag_seconds"] == 0
     assert found["lockstep_lag_bytes"] == 0
+
+
+def test_a_log_that_takes_nothing_lags_more_and_more() -> None:
+    """As while Kafka is away: the newest commit that it has was on time."""
+    clock = [100.0]
+    metrics = Metrics(now=lambda: clock[0])
+
+    def noted(wal_end: int) -> float:
+        metrics.note_stream(
+            wal_end=wal_end, received=0, confirmed=0, feedback_at=0, pending_events=0,
+            pending_bytes=0,
+        )  # fmt: skip
+        return samples(metrics)["lockstep_lag_seconds"]
+
+    def publish(end: int) -> None:
+        at_us = int(time.time() * 1e6)
+        made = position(seq=end, end_lsn=end, committed_at_us=at_us)
+        metrics.committed(made, BatchContents(1, 1, None), Moments(received=0.0, handed_over=0.0))
+
+    publish(200)
+    assert noted(200) == 0
+    clock[0] += 600
+    assert noted(200) == 0, "an idle log lags"
+    # Between two records of an idle daemon.
+    clock[0] += 12
+    assert noted(300) < 1
+    clock[0] += 78
+    assert noted(300) == 90
+    clock[0] += 1
+    assert samples(metrics)["lockstep_lag_seconds"] == 91, "the loop waits for Kafka"
+    publish(250)
+    assert noted(300) < 1, "it advances"
+    publish(300)
+    assert noted(300) == 0
 
 
 def test_what_is_unknown_is_absent() -> None:
