@@ -218,7 +218,8 @@ def _examined(name: str, struct: type[msgspec.Struct], topic: str, value: bytes)
     try:
         if struct is records.Alteration:
             value = _decode_event(value).message.content
-        newest = records.format_of(value)
+        # A kind that leaves out what is as by default states none while it is 1.
+        newest = records.format_of(value) or records.FORMAT
         if newest <= reads:
             records.decode(struct, value, topic)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

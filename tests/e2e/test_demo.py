@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
+_SAME: Mapping[str, str] = {}
 
 
 @contextmanager
 def demo(
-    home: Path,
-    *options: str,
-    followers: bool = False,
-    environ: Mapping[str, str] = MappingProxyType({}),
+    home: Path, *options: str, followers: bool = False, environ: Mapping[str, str] = _SAME
 ) -> Iterator[subprocess.Popen[str]]:
     """Run the demo in `home`; however it ends, nothing of it is left."""
     chosen = "--followers" if followers else "--no-followers"
@@ -125,8 +122,9 @@ def test_the_console_opens_in_the_browser_once_it_is_served(tmp_path: Path) -> N
         "print('noise')\n"
     )
     program.chmod(0o700)
-    desktop = {"DISPLAY": ":9", "CI": "", "SSH_CONNECTION": "", "SSH_CLIENT": "", "SSH_TTY": ""}
-    with demo(tmp_path / "demo", environ={"BROWSER": f"{program} %s", **desktop}) as child:
+    desktop = dict.fromkeys(("CI", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"), "")
+    desktop |= {"DISPLAY": ":9", "BROWSER": f"{program} %s"}
+    with demo(tmp_path / "demo", environ=desktop) as child:
         assert child.stdout is not None
         line = next(each for each in child.stdout if "watch it in a browser" in each)
         deadline = time.monotonic() + 60
