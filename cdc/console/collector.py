@@ -23,9 +23,12 @@ from cdc.operate.retention import Gauge
 from cdc.operate.status import StatusReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cdc.config import Config
     from cdc.console.feed import Feed
     from cdc.operate.status import Status
+    from cdc.snapshot.incremental.records import IncrementalRecord
 
 log = logging.getLogger("cdc.console.collector")
 
@@ -160,8 +163,49 @@ def tables(status: Status) -> list[dict[str, Any]]:
             "since": str(record.from_lsn),
         }
     incomplete = {each.name: each.what for each in status.incomplete_topics}
-    snapshots = {each.name: each.summary for each in status.incremental_snapshots if each.active}
+    snapshots = _initial(status, found)
+    snapshots |= {
+        each.name: each.summary | {"kind": "incremental", "percent": _percent(each)}
+        for each in status.incremental_snapshots
+        if each.active
+    }
     for entry in found.values():
         entry["incomplete"] = incomplete.get(entry["name"])
         entry["snapshot"] = snapshots.get(entry["name"])
     return [found[name] for name in sorted(found)]
+
+
+def _initial(status: Status, names: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return how far the initial snapshot is with each table, by its name; nothing once it is done.
+
+    What the daemon reports of its tables. Where it does not answer, only that they are not copied
+    yet: rows of a snapshot count for nothing before all of them are there.
+    """
+    if status.snapshot is None or status.snapshot.stage == "done":
+        return {}
+    report = (status.daemon or {}).get("snapshot") or {}
+    known = {each["table"]: each for each in report.get("tables", ())}
+    copied = {
+        table_name(schema, table): known.get(f"{schema}.{table}", {}) for schema, table in names
+    }
+    return {
+        name: {
+            "kind": "initial",
+            "state": status.snapshot.stage,
+            "rows": each.get("rows", 0),
+            "percent": each.get("percent"),
+            "why": None,
+        }
+        for name, each in copied.items()
+    }
+
+
+def _percent(record: IncrementalRecord) -> float | None:
+    """Return how much of its table a snapshot has read, by Postgres' estimate of the rows.
+
+    None of chosen rows, whose number is not known. It is below 100 while it works, whatever the
+    estimate.
+    """
+    if not record.estimate or record.estimate < 0 or record.where or record.keys or record.withheld:
+        return None
+    return round(min(99.0, 100 * record.rows / record.estimate), 1)

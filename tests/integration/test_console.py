@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cdc.cli.main import run
 from cdc.events import LSN
+from cdc.log import acknowledged, names, records
+from cdc.snapshot.incremental.records import IncrementalRecord, incremental_key
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
@@ -105,6 +108,56 @@ def _counts(shown: ConsoleUnderTest, name: str) -> list[tuple[int, int]]:
     """
     found = [each for each in shown.get("/api/tables")[1]["tables"] if each["name"] == name]
     return [(each["versions"], (each["changes"] or {"events": 0})["events"]) for each in found]
+
+
+def test_a_table_shows_how_far_its_snapshot_is(pipeline: NewPipeline, console: NewConsole) -> None:
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
+        "CREATE TABLE later (id int PRIMARY KEY)",
+        # Of forty seconds, if nothing stops it.
+        snapshot={
+            "mode": "initial",
+            "runner": "local",
+            "max_parallel": 1,
+            "range_bytes": 65_536,
+            "rows_per_second": 500,
+        },
+    )
+    line.start()
+    wait_until(lambda: line.daemon.health().get("snapshot"), "no snapshot runs")
+    shown = console(line)
+
+    def progress(name: str) -> dict[str, Any]:
+        found = {each["name"]: each for each in shown.get("/api/tables")[1]["tables"]}
+        return (found.get(name) or {}).get("snapshot") or {}
+
+    wait_until(lambda: 0 < (progress("public.t").get("percent") or 0) < 100, "no progress")
+    initial = progress("public.t")
+    assert (initial["kind"], initial["state"]) == ("initial", "running")
+    assert 0 < initial["rows"] < 20_000
+    assert progress("public.later")["kind"] == "initial"
+    line.daemon.kill()
+    # The daemon does not answer any more: what the log has of it.
+    wait_until(lambda: progress("public.t").get("percent", 0) is None, "it is still copied")
+    line.start(config_file=line.write("fast.yaml", snapshot={"mode": "initial"})).wait_ready()
+    wait_until(lambda: not progress("public.t"), "it is never done")
+    assert line.daemon.term() == 0
+    running = IncrementalRecord(
+        pipeline=line.config.pipeline, id="1", schema="public", table="t", state="running",
+        rows=5_000, estimate=20_000,
+    )  # fmt: skip
+    for record, percent in (
+        (running, 25.0),
+        (replace(running, rows=30_000), 99.0),  # the estimate was too low
+        (replace(running, where="id < 9"), None),
+        (replace(running, estimate=None), None),
+    ):
+        written = incremental_key(line.config.pipeline, "1"), records.encode(record)
+        acknowledged.write(line.config, names.snapshot_topic(line.config.prefix), [written])
+        seen = {"kind": "incremental", "rows": record.rows, "percent": percent}
+        wait_until(lambda: seen.items() <= progress("public.t").items(), f"not {seen}")  # noqa: B023
+    assert not progress("public.later")
 
 
 def test_a_daemon_that_was_killed_is_not_well_in_the_console_either(

@@ -185,7 +185,9 @@ function showTables({ tables, since_ms }) {
   by("tables-count").textContent = `${number(found.length)} of ${number(tables.length)}${found.length > TABLES_SHOWN ? `, the first ${TABLES_SHOWN} are shown` : ""}`;
   by("tables").replaceChildren(...found.slice(0, TABLES_SHOWN).map((each) => {
     const changes = each.changes;
-    const snapshot = each.snapshot ? `${each.snapshot.state}, ${number(each.snapshot.rows)} rows` : "";
+    const at = each.snapshot;
+    const percent = at && at.percent !== null ? `${at.percent.toFixed(0)} %, ` : "";
+    const snapshot = at ? `${at.kind}: ${at.state}, ${percent}${number(at.rows)} rows` : "";
     return element("tr", {},
       element("td", {}, each.name, each.incomplete ? element("div", { class: "quiet" }, each.incomplete) : null),
       element("td", { class: "number" }, changes ? changes.events_per_second.toFixed(1) : "0.0"),
