@@ -24,6 +24,7 @@ from tests.fixtures.commands import environment
 from tests.fixtures.console import ConsoleClient, port_in
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.go_tools import go_tool
+from tests.fixtures.tiers import missing
 
 _FOLDER = Path(__file__).parents[2] / "compose"
 _PROFILES = {"console": ["ui"], "prometheus": ["observability"], "grafana": ["observability"]}
@@ -234,9 +235,9 @@ def _parsed(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 def test_compose_starts_the_core_and_the_profiles(command: tuple[str, ...], profiles: str) -> None:
     """By those of the two that are installed."""
     if shutil.which(command[0]) is None:
-        pytest.skip(f"no {command[0]} here")
+        missing("docker-compose", f"no {command[0]} here")
     if subprocess.run([*command, "version"], capture_output=True, check=False).returncode:
-        pytest.skip(f"no {' '.join(command)} here")
+        missing("docker-compose", f"no {' '.join(command)} here")
     asked = [*command, "-f", str(_FOLDER / "compose.yaml"), "config", "--services"]
     env = os.environ | _SECRETS | {"COMPOSE_PROFILES": profiles}
     done = subprocess.run(asked, env=env, capture_output=True, text=True, check=True)

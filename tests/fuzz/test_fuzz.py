@@ -13,18 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.tiers import missing
 from tests.fuzz.targets import PLANTED, TARGETS
 
 ROOT = Path(__file__).parents[2]
 CRASHERS = sorted((Path(__file__).parent / "crashers").glob("*/*"))
 SOUND = [name for name in TARGETS if name != PLANTED]
 
-needs_atheris = pytest.mark.skipif(
-    importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this machine"
-)
-
 
 def _search(name: str, artifacts: Path, seed: int = 7) -> subprocess.CompletedProcess[str]:
+    if importlib.util.find_spec("atheris") is None:
+        missing("atheris", "it has no wheel for this machine")
     options = [
         "--runs",
         str(TARGETS[name].sample),
@@ -56,7 +55,6 @@ def test_what_servers_sent_and_its_prefixes_break_nothing(name: str) -> None:
         target.check(seed[: len(seed) // 2])
 
 
-@needs_atheris
 @pytest.mark.parametrize("name", SOUND)
 def test_a_moment_of_search_finds_nothing(name: str, tmp_path: Path) -> None:
     done = _search(name, tmp_path)
@@ -64,7 +62,6 @@ def test_a_moment_of_search_finds_nothing(name: str, tmp_path: Path) -> None:
     assert (done.returncode, found) == (0, []), done.stdout[-2_000:]
 
 
-@needs_atheris
 def test_the_search_finds_a_bug_that_is_there(tmp_path: Path) -> None:
     # Most seeds find it at once; one that does not proves nothing.
     searches = (_search(PLANTED, tmp_path, seed) for seed in range(1, 7))

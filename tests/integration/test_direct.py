@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.guarded import LOGIN_SECONDS, PASSWORD, USER, GuardedBroker
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.servers import KafkaServer, fresh_topic_prefix
+from tests.fixtures.tiers import need_program
 from tests.fixtures.witness import Witness
 
 Settings = dict[str, str | int | float | bool]
@@ -410,8 +410,8 @@ def test_an_abandoned_writer_waits_for_no_answer(
 def test_logins_and_certificates_are_librdkafkas(
     mechanism: str, protocol: str, guarded: Ground, guarded_broker: GuardedBroker
 ) -> None:
-    if protocol == "sasl_ssl" and shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
+    if protocol == "sasl_ssl":
+        need_program("openssl")
     guarded_broker.allow(guarded.prefix, "WRITE", "DESCRIBE")
     guarded_broker.allow(guarded.prefix, "WRITE", "DESCRIBE", what="TRANSACTIONAL_ID")
     if mechanism != "PLAIN":
@@ -486,8 +486,7 @@ def test_a_login_is_renewed_before_the_broker_ends_it(
 def test_an_untrusted_certificate_is_refused(
     guarded: Ground, guarded_broker: GuardedBroker
 ) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
+    need_program("openssl")
     with pytest.raises(CDCError, match="CERTIFICATE_VERIFY_FAILED"):
         guarded.open(
             guarded_broker.sealed,

@@ -15,6 +15,7 @@ from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.alike import Another, content, quiesced
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.standby import NewPair, majors
+from tests.fixtures.tiers import missing
 from tests.fixtures.witness import Witness
 from tests.integration import streamed_load
 
@@ -181,7 +182,7 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give daemons that start from here on their own file system at this path, 4 MB of it free."""
     alone = ("unshare", "--map-root-user", "--mount")
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("namespaces are not available here")
+        missing("namespaces", "unshare may not make any here")
     place = tmp_path / "disk"
     place.mkdir()
     mount = f"mount -t tmpfs -o size=64m,mode=0700 lockstep {place}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from tests.fixtures.alike import Another, content, quiesced
 from tests.fixtures.daemon import PipelineUnderTest
 from tests.fixtures.standby import NewPair, majors
+from tests.fixtures.tiers import need_program
 
 _PASSWORD = "it's a \\secret"
 _WHO = """
@@ -34,8 +34,7 @@ def short_path() -> Iterator[Path]:
 
 def certified(folder: Path) -> dict[str, str]:
     """Make a key with a certificate for loopback; return the server's settings."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
+    need_program("openssl")
     key, certificate, who = folder / "key.pem", folder / "cert.pem", folder / "pg_hba.conf"
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
     name = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from cdc.operate.webhooks import WebhookStatus
 from cdc.snapshot.incremental.records import IncrementalRecord
 from cdc.snapshot.initial.progress import Report
 from cdc.source.slots import Slot
+from tests.fixtures.tiers import need_program
 
 
 def filled() -> Metrics:
@@ -148,9 +148,9 @@ def test_each_rule_has_a_series_that_fires_it() -> None:
     assert set(_SERIES) == {each.name for each in alerts.ALERTS}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus' promtool is not here")
 def test_each_rule_fires_when_it_should_and_not_otherwise(tmp_path: Path) -> None:
     """By Prometheus' own tool."""
+    need_program("promtool")
     (tmp_path / "rules.yaml").write_text(alerts.rules(), "utf-8")
     tests = []
     for name, (bad, values, good, otherwise) in _SERIES.items():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from cdc.cli.main import cdc
 from cdc.errors import Exit
+from tests.fixtures.tiers import need_program
 
 _UNIT = Path(__file__).parents[2] / "compose" / "lockstep@.service"
 _PROGRAM = "/opt/lockstep/bin/cdc"
@@ -26,8 +24,8 @@ def verified(text: str, folder: Path) -> str:
     return "\n".join(each for each in lines if unit.name in each or unit.stem in each)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    need_program("systemd-analyze")
     text = _UNIT.read_text("utf-8")
     assert verified(text, tmp_path) == ""
     assert "RestartPreventExitStatuses" in verified(

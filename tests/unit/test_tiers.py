@@ -110,6 +110,43 @@ def test_what_is_required_fails_instead_of_being_skipped(
     chosen.runpytest_subprocess().assert_outcomes(failed=1)
 
 
+def test_what_was_missing_is_named_at_the_end_with_how_many_tests_it_skipped(
+    chosen: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped in another process, by a fixture or by the test; other reasons are not among them."""
+    monkeypatch.setenv("PATH", str(chosen.path))
+    chosen.makepyfile(
+        "import pytest\n"
+        "from tests.fixtures.tiers import missing, need_program\n"
+        "@pytest.fixture(scope='session')\n"
+        "def browser(): missing('chromium', 'it is not here')\n"
+        "def test_1(browser): pass\n"
+        "def test_2(browser): pass\n"
+        "def test_3(): need_program('promtool')\n"
+        "def test_4(): pytest.skip('of another kind')\n"
+        "def test_5(): pass\n"
+    )
+    skipped = "tests skipped for what is not here: chromium 2, promtool 1;"
+    expected = [f"{skipped} LOCKSTEP_TEST_REQUIRE=chromium,promtool fails them instead"]
+    for options in ([], ["-n", "2"]):
+        ended = chosen.runpytest_subprocess(*options)
+        ended.assert_outcomes(skipped=4, passed=1)
+        ended.stdout.fnmatch_lines(expected)
+    monkeypatch.setenv("LOCKSTEP_TEST_REQUIRE", "promtool")
+    ended = chosen.runpytest_subprocess()
+    ended.assert_outcomes(skipped=3, failed=1, passed=1)
+    ended.stdout.fnmatch_lines(["*LOCKSTEP_TEST_REQUIRE has promtool, and promtool is not on PATH"])
+    monkeypatch.setenv("LOCKSTEP_TEST_REQUIRE", "promtoll")
+    ended = chosen.runpytest_subprocess()
+    assert ended.ret == pytest.ExitCode.USAGE_ERROR
+    ended.stderr.fnmatch_lines(["*LOCKSTEP_TEST_REQUIRE: promtoll; known are *chromium*"])
+
+
+def test_nothing_is_reported_where_nothing_was_missing(chosen: pytest.Pytester) -> None:
+    chosen.makepyfile("def test_it(): pass")
+    assert "skipped for" not in chosen.runpytest_subprocess().stdout.str()
+
+
 def test_a_long_module_is_divided_and_costly_servers_start_in_few_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
