@@ -124,6 +124,25 @@ def drop(config: Config, followers: Iterable[str], view: str, waiting: Waiting) 
     return had
 
 
+def rebuild(config: Config, followers: Sequence[str], view: str, waiting: Waiting) -> None:
+    """Return once each of these stores has a view's rows computed again, by a cut from here."""
+    left = list(followers)
+    while left:
+        free = _free(
+            config,
+            {name: [view] for name in left},
+            waiting,
+            "stop its job while {} is computed again",
+        )
+        waiting.expect(
+            f"{', '.join(left)} has not computed {view} again",
+            "its own job must not run, that of its mirror must (`cdc follow`, `cdc status`)",
+        )
+        made = {name: partial(ViewsFollowing, once=True, rebuilt=view) for name in free}
+        done = _run(config, made, waiting, "computes")
+        left = [name for name in left if name not in done]
+
+
 def _holding(config: Config, followers: Iterable[str], view: str) -> dict[str, Definition]:
     """Return the definition of a view in each of these stores that has it."""
     found = ((name, stored(config, name).get(view)) for name in followers)
@@ -146,11 +165,15 @@ def _free(
 
 def _run(
     config: Config, made: Mapping[str, Callable[..., ViewsFollowing]], waiting: Waiting, what: str
-) -> None:
-    """Run a session of each follower until all have ended, or the time is over."""
+) -> set[str]:
+    """Run a session of each follower until all have ended, or the time is over.
+
+    Returns those that have applied the cut for which they were run.
+    """
     if not made:
         time.sleep(_POLL_SECONDS)
-    runs, stop = [_run_of(config, name, each) for name, each in made.items()], threading.Event()
+    sessions = {name: _session(config, name, each) for name, each in made.items()}
+    runs, stop = [_run_of(config, *each) for each in sessions.items()], threading.Event()
     thread = threading.Thread(target=run_all, args=(runs, stop))
     thread.start()
     while thread.is_alive():
@@ -164,10 +187,15 @@ def _run(
     for run in runs:
         if run.exit is not Exit.OK and run.error is not None:
             raise run.error
+    return {name for name, session in sessions.items() if session.is_done}
 
 
-def _run_of(config: Config, name: str, made: Callable[..., ViewsFollowing]) -> Run:
-    follower = config.followers[name]
-    sink = stores.sink(config, name, follower)
-    spark = partial(with_jars, f"lockstep views of {config.pipeline}")
-    return Run(config, name, stores.kind(follower), made(config, name, sink, spark=spark))
+def _session(config: Config, name: str, made: Callable[..., ViewsFollowing]) -> ViewsFollowing:
+    sink = stores.sink(config, name, config.followers[name])
+    return made(
+        config, name, sink, spark=partial(with_jars, f"lockstep views of {config.pipeline}")
+    )
+
+
+def _run_of(config: Config, name: str, session: ViewsFollowing) -> Run:
+    return Run(config, name, stores.kind(config.followers[name]), session)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -274,29 +273,19 @@ def _await(sink: Any, follower: str, lsn: LSN, deadline: float) -> Applied:  # n
 @main.command()
 @with_config
 @click.argument("name")
+@click.option("--timeout", type=float, default=600.0)
 @json_option
-def rebuild(config: Config, name: str, *, as_json: bool) -> Exit:
+def rebuild(config: Config, name: str, timeout: float, *, as_json: bool) -> Exit:
     """Compute a view's rows again; see `cdc view rebuild`."""
-    from lockstep.jobs.apply import stores  # noqa: PLC0415 - not for --help
-    from lockstep.jobs.apply.following_views import ViewsFollowing  # noqa: PLC0415 - as above
-    from lockstep.jobs.apply.running import Run  # noqa: PLC0415 - as above
-    from lockstep.jobs.following_stores import run_all  # noqa: PLC0415 - as above
-    from lockstep.jobs.spark.session import with_jars  # noqa: PLC0415 - as above
+    from lockstep.jobs import changing_views as changing  # noqa: PLC0415 - not for --help
 
     app.begin(config)
     holders = [each for each, follower in config.followers.items() if name in follower.views]
-    for each in holders:
-        sink = stores.sink(config, each, config.followers[each])
-        started = partial(with_jars, f"lockstep rebuild of view {name}")
-        following = ViewsFollowing(config, each, sink, spark=started, once=True, rebuilt=name)
-        run = Run(config, each, stores.kind(config.followers[each]), following)
-        run_all([run], threading.Event())
-        if run.exit is not Exit.OK:
-            raise run.error or ConfigError(f"follower {each} has ended", hint="see its log")
-        if as_json:
-            print_json({"view": name, "follower": each})
-        else:
-            echo(f"{name} in {each}: computed again")
+    changing.rebuild(config, holders, name, changing.Waiting(timeout))
+    for each in () if as_json else holders:
+        echo(f"{name} in {each}: computed again")
+    if as_json:
+        print_json([{"view": name, "follower": each} for each in holders])
     return Exit.OK
 
 

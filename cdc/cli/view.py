@@ -104,7 +104,8 @@ def apply(config: Config, timeout: float, *, as_json: bool) -> None:
     """Build each new or changed view in every store, and return once all are there.
 
     Nothing is changed if any view is refused. Readers see the old rows of a view until all new ones
-    are there. A follower that runs builds them itself once its job is started again with this
+    are there; in Redis each row is replaced on its own, and rows that the view no longer has are
+    deleted last. A follower that runs builds them itself once its job is started again with this
     configuration, and this command waits for it; one that does not run is run by this command. Rows
     of views that are no longer declared stay: `cdc view drop`.
 
@@ -154,7 +155,7 @@ def drop(
     _become(config, "drop", given, (), spark=True)
 
 
-@view.command(epilog=example("cdc view run", "cdc view run --once"))
+@view.command(epilog=example("cdc view run", "cdc view run --once", "cdc view run --once --json"))
 @with_config
 @click.option("--once", is_flag=True, help="End when all that is in the log now is applied.")
 @click.option("--until", metavar="LSN", help="End when this LSN is applied, such as 0/16E9088.")
@@ -178,7 +179,11 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
     become("follow", given + ["--once"] * once + ["--json"] * as_json)
 
 
-@view.command(epilog=example("cdc view verify", "cdc view verify order_totals --timeout 10"))
+@view.command(
+    epilog=example(
+        "cdc view verify", "cdc view verify order_totals --timeout 10", "cdc view verify --json"
+    )
+)
 @with_config
 @click.argument("names", metavar="[VIEW]...", nargs=-1)
 @click.option(
@@ -208,17 +213,35 @@ def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: b
     _become(config, "verify", given, names, spark=is_of_mirrors)
 
 
-@view.command(epilog=example("cdc view rebuild order_totals"))
+@view.command(
+    epilog=example("cdc view rebuild order_totals", "cdc view rebuild order_totals --json")
+)
 @with_config
 @click.argument("name", metavar="VIEW")
+@time_limit("10m")
 @as_json
-def rebuild(config: Config, name: str, *, as_json: bool) -> None:
+def rebuild(config: Config, name: str, timeout: float, *, as_json: bool) -> None:
     """Compute all rows of a view again, in each store, with the next frontier of the mirror.
 
-    Readers see the old rows until all new ones are there. A changed definition is computed again
-    without this command.
+    The followers' jobs must not run meanwhile, those of their mirrors must. Readers see the old
+    rows until all new ones are there; in Redis each row is replaced on its own, and rows that the
+    view no longer has are deleted last. A changed definition is computed again without this
+    command. May be repeated. Exits with 75 after the timeout.
     """
-    _become(config, "rebuild", [name, *(["--json"] * as_json)], (name,), spark=True)
+    _expect_held(config, name)
+    given = [name, "--timeout", str(timeout), *(["--json"] * as_json)]
+    _become(config, "rebuild", given, (name,), spark=True)
+
+
+def _expect_held(config: Config, name: str) -> None:
+    """Raise ConfigError for a view that no follower holds."""
+    from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help
+
+    if name in config.views and not _holders(config, name):
+        raise ConfigError(
+            f"no follower holds the view {name}",
+            hint=f"add {name} to a follower's `views`; `cdc view list` shows who holds which",
+        )
 
 
 def _refuse_declared(config: Config, name: str, followers: tuple[str, ...]) -> None:

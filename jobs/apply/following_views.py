@@ -58,6 +58,11 @@ class ViewsFollowing(DocumentsFollowing):
         run.progress.views = self._mirror.work
         super().__call__(run)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the cut is applied after which it ends."""
+        return self._until == LSN(0)
+
     def _cuts(self) -> ViewCuts:
         return ViewCuts(self._config, self._name, self._session)
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import Exit, LagError
 from cdc.failpoints import VIEW_DROP_NAMES
-from lockstep.jobs.changing_views import Waiting, build, drop, planned
+from lockstep.jobs.changing_views import Waiting, build, drop, planned, rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.commands import completed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -179,6 +179,40 @@ def test_a_follower_that_runs_builds_its_views_itself_and_is_stopped_for_a_drop(
         with pytest.raises(LagError, match=r"answers.* has not deleted names"):
             drop(changed.config, STORES, "names", Waiting(3))
         changed.expect_equal("names", NAMES)
+
+
+def test_a_view_is_computed_again_where_no_other_copy_of_its_follower_runs(
+    changed: Changed,
+) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    with changed.following("lake"):
+        assert changed.client.delete(f"{changed.prefix}-prices:3")
+        rebuild(changed.config, ["cache"], "prices", Waiting(_SECONDS))
+        changed.expect_equal("prices", PRICES)
+    with changed.following("lake", "cache") as runs:
+        assert changed.client.delete(f"{changed.prefix}-prices:3")
+        fine = {"following", "catching_up"}
+        wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
+        with pytest.raises(LagError, match="cache has not computed prices again"):
+            rebuild(changed.config, ["cache"], "prices", Waiting(3))
+        assert not changed.client.exists(f"{changed.prefix}-prices:3")
+
+
+@pytest.mark.long("a job with Spark")
+def test_a_rebuild_reports_where_it_has_computed_the_view(changed: Changed) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    with changed.following("lake"):
+        assert changed.client.delete(f"{changed.prefix}-prices:3")
+        code, found, error = changed.cdc("view", "rebuild", "prices")
+        assert code == Exit.OK, error
+        changed.expect_equal("prices", PRICES)
+    assert found == [
+        {"view": "prices", "follower": each} for each in changed.config.followers if each != "lake"
+    ]
 
 
 @pytest.mark.long("six jobs with Spark, of which five are killed")
