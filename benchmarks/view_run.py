@@ -29,9 +29,13 @@ from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
+from benchmarks.view_contents import differing
 from cdc.config import load
+from cdc.events import LSN
 from cdc.log import follower_reports
+from lockstep.jobs.documents.mirror_cuts import LogVersions
 from lockstep.jobs.reading_as_of import read_as_of_arrow
+from lockstep.jobs.views.plans import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +53,7 @@ _LOOK_SECONDS: Final = 0.05
 _RARE_LOOK_SECONDS: Final = 0.2
 _TIMEOUT_SECONDS: Final = 3_600.0
 _RECOMPUTES: Final = 3
+_ALL: Final = LSN((1 << 64) - 1)
 
 # Statements, or lines for COPY by table.
 Work = Sequence[str] | Mapping[str, Iterable[bytes]]
@@ -201,19 +206,21 @@ class ViewRun:
         }
 
     def check(self, view: str, follower: str = FOLLOWER) -> int:
-        """Return how many rows a view has; BenchmarkError unless Postgres' answer has as many."""
-        sql = self.views[view]["sql"]
-        row = self.connection.execute(f"SELECT count(*) FROM ({sql}) AS v".encode()).fetchone()
-        assert row is not None
-        place = self._folder / follower
-        found: int = (
-            read_as_of_arrow(str(place), [f"views.{view}"]).tables[f"views.{view}"].num_rows
-        )
-        if found != row[0]:
+        """Return how many rows a view has; BenchmarkError unless they are Postgres' answer."""
+        place, name = str(self._folder / follower), f"views.{view}"
+        found = read_as_of_arrow(place, [name]).tables[name]
+        config = load(config_path(self._up.place, RUN))
+        # Its query, with what decides between rows of its LIMIT.
+        planned = plan(view, config.views, LogVersions(config)(_ALL))
+        rows = found.select([*planned.columns])
+        missing, extra = differing(self.connection, planned.asked[view], rows)
+        if missing or extra:
             raise BenchmarkError(
-                f"view {view} has {found:,} rows, not {row[0]:,}", hint="no figure counts"
+                f"view {view} of {found.num_rows:,} rows: {missing:,} of Postgres' rows are"
+                f" missing, {extra:,} should not be there",
+                hint="no figure counts",
             )
-        return found
+        return len(rows)
 
     @property
     def _environment(self) -> dict[str, str]:

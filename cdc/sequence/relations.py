@@ -252,10 +252,11 @@ class Relations:
 
 def _collation(request: RelationRequest, column: RelationColumn) -> str | None:
     """Return a column's collation, if the catalog still has the column with its type."""
+    found = request.facts.collations.get(column.name)
+    if found is None or request.published is None:
+        return found
     described = (column.name, column.type_id, column.type_modifier)
-    if request.published is not None and described not in request.published.columns:
-        return None
-    return request.facts.collations.get(column.name)
+    return found if described in request.published.columns else None
 
 
 def _with_missing_values(request: RelationRequest, record: SchemaRecord) -> SchemaRecord:
