@@ -1,225 +1,242 @@
-"""Rules for aggregates and window functions.
+"""Rules for aggregates.
 
-Pure.
+Pure. Each takes what follows the aggregate in Spark's SQL: FILTER, or the window that it is over.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from lockstep.jobs.views.numbering import SELECTS_ALIKE, WRITTEN
 from lockstep.jobs.views.quotients import quotient
-from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import BOOL, FLOATS, INT8, numeric
+from lockstep.jobs.views.refusing import UnsupportedError, unknown, written
+from lockstep.jobs.views.scalars import combined
+from lockstep.jobs.views.types import BOOL, FLOATS, INT8, INTEGERS, TEXT, numeric
 from lockstep.jobs.views.values import (
     Rules,
     Value,
     coerced,
-    common,
     expect_grouped,
     expect_number,
     expect_ordered,
+    expect_parts,
+    expect_text,
     own,
     size,
+    string,
     table_of,
 )
 from lockstep.sinks.delta.types import MAX_PRECISION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-_RANKS: Final[dict[type[exp.Expr], str]] = {
-    exp.RowNumber: "row_number",
-    exp.Rank: "rank",
-    exp.DenseRank: "dense_rank",
+_BITS: Final[dict[type[exp.Expr], str]] = {
+    exp.BitwiseAndAgg: "bit_and",
+    exp.BitwiseOrAgg: "bit_or",
+    exp.BitwiseXorAgg: "bit_xor",
 }
-_NEIGHBOUR_NAMES: Final[dict[type[exp.Expr], str]] = {
-    exp.Lag: "lag",
-    exp.Lead: "lead",
-    exp.FirstValue: "first_value",
-}
-_NEIGHBOURS: Final = tuple(_NEIGHBOUR_NAMES)
-_OVER: Final = (exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max)
 
 
-def _count(rules: Rules, node: exp.Count) -> Value:
-    inner = node.this
-    if isinstance(inner, exp.Star):
-        return Value("count(*)", INT8)
-    if isinstance(inner, exp.Distinct):
-        if len(inner.expressions) != 1:
-            raise UnsupportedError("count(DISTINCT …) of several", "count one expression")
-        found = rules.value(inner.expressions[0])
-        expect_grouped(found.type, "count(DISTINCT …)")
-        return Value(f"count(DISTINCT {found.sql})", INT8)
-    found = rules.value(inner)
-    return Value(f"count({coerced(found, own(found))})", INT8)
+class _Aggregate(NamedTuple):
+    parts: frozenset[str]
+    translate: Callable[[Rules, Any, str], Value]
 
 
-def _sum(rules: Rules, node: exp.Sum) -> Value:
-    word, inner = _distinct(node.this)
-    found = rules.value(inner)
-    if found.type.name in FLOATS:
-        raise UnsupportedError(
-            f"sum() of {found.type.title}, which depends on the order of the rows",
-            "cast to numeric(p,s)",
-        )
-    expect_number(found.type, "sum()")
-    if found.type.name in {"int2", "int4"}:
-        return Value(f"sum({word}{found.sql})", INT8)
-    wide = numeric(MAX_PRECISION, size(found.type, "sum()")[1], has_scale=found.type.has_scale)
-    # Wide enough before the sum: Spark would add only ten digits.
-    return Value(f"CAST(sum({word}{coerced(found, wide)}) AS {wide.spark})", wide)
+def aggregate(rules: Rules, node: exp.Expr, clause: str = "") -> Value:
+    """Return an aggregate's translation; `clause`: FILTER and OVER."""
+    found = AGGREGATES.get(type(node))
+    if found is None:
+        raise unknown(node)
+    expect_parts(node, found.parts)
+    return found.translate(rules, node, clause)
 
 
-def _avg(rules: Rules, node: exp.Avg) -> Value:
-    return _average(rules, node, lambda part: part)
+def filtered(rules: Rules, node: exp.Filter, clause: str = "") -> Value:
+    """Return an aggregate of the rows that meet a condition."""
+    test = rules.condition(node.expression.this, "FILTER")
+    return aggregate(rules, node.this, f" FILTER (WHERE {test}){clause}")
 
 
-def _average(rules: Rules, node: exp.Avg, within: Callable[[exp.Expr], exp.Expr]) -> Value:
-    """Return an average as Postgres computes it; `within` adds FILTER and OVER to an aggregate."""
-    _, inner = _distinct(node.this)
-    found = rules.value(inner)
-    if found.type.name in FLOATS:
-        raise UnsupportedError(
-            f"avg() of {found.type.title}, which depends on the order of the rows",
-            "cast to numeric(p,s)",
-        )
-    expect_number(found.type, "avg()")
-    precision, scale = size(found.type, "avg()")
-    total, rows = (
-        rules.value(within(kind(this=node.this.copy()))) for kind in (exp.Sum, exp.Count)
-    )
-    # An average is at most the largest of its values.
-    return quotient(total, rows, precision - scale)
-
-
-def _min_max(rules: Rules, node: exp.Min | exp.Max) -> Value:
-    _, inner = _distinct(node.this)
-    found = rules.value(inner)
-    expect_ordered(found.type, f"{node.key}()")
-    if found.type.name in {"bool", "uuid"}:
-        raise UnsupportedError(f"{node.key}() of {found.type.title}", "Postgres has none")
-    return Value(f"{node.key}({found.sql})", found.type)
-
-
-def _all_any(rules: Rules, node: exp.LogicalAnd | exp.LogicalOr) -> Value:
-    word = "bool_and" if isinstance(node, exp.LogicalAnd) else "bool_or"
-    return Value(f"{word}({rules.condition(node.this, word)})", BOOL)
-
-
-def _filter(rules: Rules, node: exp.Filter) -> Value:
-    if isinstance(node.this, exp.Avg):
-        return _average(rules, node.this, lambda part: _replaced(node, part))
-    found, test = rules.value(node.this), rules.condition(node.expression.this, "FILTER")
-    clause = f" FILTER (WHERE {test})"
-    if found.sql.startswith("CAST(sum("):
-        cast, inner = found.type.spark, found.sql[len("CAST(") :]
-        inner = inner.removesuffix(f" AS {cast})")
-        return Value(f"CAST({inner}{clause} AS {cast})", found.type)
-    return Value(f"{found.sql}{clause}", found.type)
-
-
-def _rank(_rules: Rules, node: exp.Expr) -> Value:
-    raise UnsupportedError(f"{_RANKS[type(node)]}() without OVER", "write OVER (…)")
-
-
-def _window(rules: Rules, node: exp.Window) -> Value:
-    by = [rules.value(each) for each in node.args.get("partition_by") or ()]
-    for each in by:
-        expect_grouped(each.type, "PARTITION BY")
-    order = node.args.get("order")
-    ordered = order.expressions if order else []
-    over = [f"PARTITION BY {', '.join(each.sql for each in by)}"] if by else []
-    if ordered:
-        over.append(f"ORDER BY {', '.join(_ordered(rules, each) for each in ordered)}")
-    over_sql = f"OVER ({' '.join(over)})"
-    if name := _RANKS.get(type(node.this)):
-        if name == "row_number" and not (_is_total(rules, node) or _selects_alike(rules, node)):
-            written = node.meta.get(WRITTEN, "row_number()")
-            raise UnsupportedError(
-                f"{written} whose ORDER BY may leave rows in any order",
-                "add what is unique in each table and subquery to ORDER BY, or number by rank()",
-            )
-        if not ordered and name != "row_number":
-            raise UnsupportedError(f"{name}() without ORDER BY", "write it")
-        return Value(f"{name}() {over_sql}", INT8)
-    inner = node.this.this if isinstance(node.this, exp.Filter) else node.this
-    if isinstance(inner, _NEIGHBOURS):
-        return _neighbour(rules, inner, node, over_sql)
-    if not isinstance(inner, _OVER) or inner.find(exp.Distinct):
-        raise UnsupportedError(
-            f"the window function {inner.key}()",
-            "take row_number, rank, dense_rank, lag, lead, first_value or an aggregate",
-        )
-    if isinstance(inner, exp.Avg):
-        return _average(rules, inner, lambda part: _replaced(node, part))
-    found = rules.value(node.this)
-    if found.sql.startswith("CAST(sum("):
-        text = found.sql[len("CAST(") :].removesuffix(f" AS {found.type.spark})")
-        return Value(f"CAST({text} {over_sql} AS {found.type.spark})", found.type)
-    return Value(f"{found.sql} {over_sql}", found.type)
-
-
-def _is_total(rules: Rules, node: exp.Window) -> bool:
-    order = node.args.get("order")
-    ordered = [each.this for each in order.expressions] if order else []
-    return rules.order_is_total([*(node.args.get("partition_by") or ()), *ordered])
-
-
-def _selects_alike(rules: Rules, node: exp.Window) -> bool:
-    """Return whether rows in either order are alike in all that is selected."""
-    order = node.args.get("order")
-    ordered = [rules.value(each.this) for each in (order.expressions if order else ())]
-    # 0 and -0 have one place in an order.
-    is_exact = all(each.type.name not in FLOATS for each in ordered)
-    return is_exact and bool(node.meta.get(SELECTS_ALIKE))
-
-
-def _neighbour(rules: Rules, inner: exp.Expr, window: exp.Window, over: str) -> Value:
-    """Return lag, lead or first_value: of another row, which must be the same one in both."""
-    name = _NEIGHBOUR_NAMES[type(inner)]
-    if isinstance(window.this, exp.Filter) or inner.args.get("order"):
-        raise UnsupportedError(f"{name}() with FILTER or ORDER BY in it", "leave it out")
-    if not window.args.get("order") or not _is_total(rules, window):
-        raise UnsupportedError(
-            f"{name}() whose ORDER BY may leave rows in any order",
-            "add what is unique in each table and subquery to ORDER BY",
-        )
-    found = rules.value(inner.this)
-    kind = own(found)
-    given = [coerced(found, kind)]
-    if (offset := inner.args.get("offset")) is not None:
-        if not (isinstance(offset, exp.Literal) and offset.is_int):
-            raise UnsupportedError(f"{name}() with an offset that is no literal", "write a number")
-        given.append(offset.this)
-    if (default := inner.args.get("default")) is not None:
-        other = rules.value(default)
-        kind = common([kind, other.type], f"{name}()")
-        given[0] = coerced(found, kind)
-        given.append(coerced(other, kind))
-    return Value(f"{name}({', '.join(given)}) {over}", kind)
-
-
-def _replaced(node: exp.Expr, part: exp.Expr) -> exp.Expr:
-    """Return a window or a filter of another aggregate, in place of its own."""
-    made = node.copy()
-    inner = made.this
-    if isinstance(node, exp.Window) and isinstance(inner, exp.Filter):
-        inner.set("this", part)
-    else:
-        made.set("this", part)
-    return made
-
-
-def _ordered(rules: Rules, node: exp.Ordered) -> str:
+def ordered_by(rules: Rules, node: exp.Ordered) -> str:
+    """Return a part of ORDER BY."""
     found = rules.value(node.this)
     expect_ordered(found.type, "ORDER BY")
     way = "DESC" if node.args.get("desc") else "ASC"
     nulls = "FIRST" if node.args.get("nulls_first") else "LAST"
     return f"{found.sql} {way} NULLS {nulls}"
+
+
+def _count(rules: Rules, node: exp.Count, clause: str) -> Value:
+    inner = node.this
+    if isinstance(inner, exp.Star):
+        return Value(f"count(*){clause}", INT8)
+    if isinstance(inner, exp.Distinct):
+        return Value(f"count(DISTINCT {_counted(rules, inner.expressions)}){clause}", INT8)
+    found = rules.value(inner)
+    return Value(f"count({coerced(found, own(found))}){clause}", INT8)
+
+
+def _counted(rules: Rules, given: Sequence[exp.Expr]) -> str:
+    """Return what is counted once for each value: an expression, or a row of several."""
+    what = "count(DISTINCT …)"
+    if len(given) != 1 or (isinstance(given[0], exp.Case) and given[0].find(exp.Tuple)):
+        raise UnsupportedError(f"{what} of several", "write count(DISTINCT (a, b)), with ((…))")
+    parts = given[0].expressions if isinstance(given[0], exp.Tuple) else given
+    found = [rules.value(each) for each in parts]
+    for each in found:
+        expect_grouped(each.type, what)
+    # A row of NULLs is counted, too: it is no NULL.
+    return found[0].sql if parts is given else f"struct({', '.join(each.sql for each in found)})"
+
+
+def _sum(rules: Rules, node: exp.Sum, clause: str) -> Value:
+    word, inner = _distinct(node.this)
+    found = rules.value(inner)
+    _expect_exact(found, "sum()")
+    if found.type.name in {"int2", "int4"}:
+        return Value(f"sum({word}{found.sql}){clause}", INT8)
+    wide = numeric(MAX_PRECISION, size(found.type, "sum()")[1], has_scale=found.type.has_scale)
+    # Wide enough before the sum: Spark would add only ten digits.
+    return Value(f"CAST(sum({word}{coerced(found, wide)}){clause} AS {wide.spark})", wide)
+
+
+def _avg(rules: Rules, node: exp.Avg, clause: str) -> Value:
+    _, inner = _distinct(node.this)
+    found = rules.value(inner)
+    _expect_exact(found, "avg()")
+    precision, scale = size(found.type, "avg()")
+    total, rows = (
+        aggregate(rules, kind(this=node.this.copy()), clause) for kind in (exp.Sum, exp.Count)
+    )
+    # An average is at most the largest of its values.
+    return quotient(total, rows, precision - scale)
+
+
+def _variance(rules: Rules, node: exp.Variance | exp.VariancePop, clause: str) -> Value:
+    """Return a variance by the formula of Postgres' numeric.c, whose scale depends on its terms.
+
+    (n Σx² - (Σx)²) / (n (n - 1)); of the population, / n².
+    """
+    what = written(node)
+    if isinstance(node.this, exp.Distinct):
+        raise UnsupportedError(f"{what} with DISTINCT", "select the values once in a subquery")
+    found = rules.value(node.this)
+    _expect_exact(found, what)
+    precision, scale = size(found.type, what)
+    one = exp.Cast(this=node.this, to=exp.DataType.build(f"numeric({precision},{scale})"))
+    square = exp.Paren(this=exp.Mul(this=one, expression=one.copy()))
+    total, squares, rows = (
+        aggregate(rules, each, clause)
+        for each in (exp.Sum(this=one), exp.Sum(this=square), exp.Count(this=node.this.copy()))
+    )
+    times = combined("*", rows, squares)
+    difference = combined("-", times, combined("*", total, total))
+    fewer = "1L" if isinstance(node, exp.Variance) else "0L"
+    # NULL of too few rows.
+    by = Value(f"nullif({rows.sql} * ({rows.sql} - {fewer}), 0L)", INT8)
+    return quotient(difference, by, 2 * (precision - scale))
+
+
+def _min_max(rules: Rules, node: exp.Min | exp.Max, clause: str) -> Value:
+    _, inner = _distinct(node.this)
+    found = rules.value(inner)
+    expect_ordered(found.type, f"{node.key}()")
+    if found.type.name in {"bool", "uuid"}:
+        raise UnsupportedError(f"{node.key}() of {found.type.title}", "Postgres has none")
+    return Value(f"{node.key}({found.sql}){clause}", found.type)
+
+
+def _all_any(rules: Rules, node: exp.LogicalAnd | exp.LogicalOr, clause: str) -> Value:
+    word = "bool_and" if isinstance(node, exp.LogicalAnd) else "bool_or"
+    return Value(f"{word}({rules.condition(node.this, word)}){clause}", BOOL)
+
+
+def _bits(rules: Rules, node: exp.Expr, clause: str) -> Value:
+    word = _BITS[type(node)]
+    found = rules.value(node.this)
+    if found.type.name not in INTEGERS:
+        raise UnsupportedError(f"{word}() of {found.type.title}", "cast to an integer")
+    return Value(f"{word}({found.sql}){clause}", found.type)
+
+
+def _joined(rules: Rules, node: exp.GroupConcat, clause: str) -> Value:
+    """Return the texts of a group in one, in an order that leaves none of them in any place."""
+    what, inner, separator = "string_agg()", node.this, node.args.get("separator")
+    order = inner if isinstance(inner, exp.Order) else None
+    word, inner = _distinct(order.this if order else inner)
+    if order is None:
+        raise UnsupportedError(
+            f"{what} without ORDER BY", "write it: string_agg(a, ',' ORDER BY b)"
+        )
+    if not (isinstance(separator, exp.Literal) and separator.is_string):
+        raise UnsupportedError(f"{what} with a separator that is no literal", "write it")
+    by = [each.this for each in order.expressions]
+    texts = {each.this if isinstance(each, exp.Collate) else each for each in (inner, *by[-1:])}
+    # Equal texts may change places.
+    if len(texts) > 1 and inner not in by and not rules.order_of_group_is_total(by):
+        raise UnsupportedError(
+            f"{what} whose ORDER BY may leave rows in any order",
+            "add the text itself to ORDER BY, at the end, or what is unique in each table",
+        )
+    found = rules.value(inner)
+    expect_text(found.type, what)
+    text = coerced(found, TEXT)
+    parts = [_part_of_order(rules, each, at) for at, each in enumerate(order.expressions)]
+    row = ", ".join(f"'o{at}', {sql}" for at, (sql, _) in enumerate(parts))
+    row = f"named_struct({row}, 'text', {text})"
+    # NULL is no element; of no element the answer is NULL.
+    rows = f"collect_list({word}if({text} IS NULL, NULL, {row})){clause}"
+    compared = "0"
+    for _, template in reversed(parts):
+        compared = template.format(compared)
+    texts_of = f"transform(array_sort(x, (l, r) -> {compared}), y -> y.text)"
+    joined = f"array_join({texts_of}, {string(separator.this)})"
+    # Spark's listagg() fails with ORDER BY alongside several DISTINCT ones.
+    return Value(f"transform(array({rows}), x -> if(size(x) = 0, NULL, {joined}))[0]", TEXT)
+
+
+def _part_of_order(rules: Rules, node: exp.Ordered, at: int) -> tuple[str, str]:
+    """Return what rows are ordered by, and how two of them compare; `{}` if that is equal."""
+    found = rules.value(node.this)
+    expect_ordered(found.type, "ORDER BY")
+    one, other = f"l.o{at}", f"r.o{at}"
+    less = 1 if node.args.get("desc") else -1
+    null = -1 if node.args.get("nulls_first") else 1
+    return found.sql, (
+        f"CASE WHEN {one} <=> {other} THEN {{}} WHEN {one} IS NULL THEN {null}"
+        f" WHEN {other} IS NULL THEN {-null} WHEN {one} < {other} THEN {less} ELSE {-less} END"
+    )
+
+
+def _chosen(rules: Rules, node: exp.WithinGroup, clause: str) -> Value:
+    """Return percentile_disc(): the value at a place among the sorted ones."""
+    what, order = "percentile_disc()", node.expression
+    if not isinstance(node.this, exp.PercentileDisc):
+        raise unknown(node.this)
+    part = node.this.this
+    if not isinstance(part, exp.Literal) or not 0 <= float(part.this) <= 1:
+        raise UnsupportedError(f"{what} of other than a number", "write one from 0 to 1")
+    (by,) = order.expressions
+    found = rules.value(by.this)
+    expect_ordered(found.type, what)
+    expect_grouped(found.type, what)
+    way = "false" if by.args.get("desc") else "true"
+    place = f"greatest(CAST(ceil(CAST('{part.this}' AS double) * size(x)) AS int) - 1, 0)"
+    # Of rows without a value there is no place: NULL.
+    called = f"array(sort_array(collect_list({found.sql}){clause}, {way}))"
+    return Value(f"transform({called}, x -> get(x, {place}))[0]", found.type)
+
+
+def _expect_exact(found: Value, what: str) -> None:
+    if found.type.name in FLOATS:
+        raise UnsupportedError(
+            f"{what} of {found.type.title}, which depends on the order of the rows",
+            "cast to numeric(p,s)",
+        )
+    expect_number(found.type, what)
 
 
 def _distinct(node: exp.Expr) -> tuple[str, exp.Expr]:
@@ -228,13 +245,29 @@ def _distinct(node: exp.Expr) -> tuple[str, exp.Expr]:
     return "", node
 
 
+def _alone(translate: Callable[[Rules, Any, str], Value], rules: Rules, node: exp.Expr) -> Value:
+    return translate(rules, node, "")
+
+
+AGGREGATES: Final = {
+    kind: _Aggregate(frozenset(parts.split()), translate)
+    for parts, translate, kinds in (
+        ("this", _count, [exp.Count]),
+        ("this", _sum, [exp.Sum]),
+        ("this", _avg, [exp.Avg]),
+        ("this", _variance, [exp.Variance, exp.VariancePop]),
+        ("this", _min_max, [exp.Min, exp.Max]),
+        ("this", _all_any, [exp.LogicalAnd, exp.LogicalOr]),
+        ("this", _bits, list(_BITS)),
+        ("this separator", _joined, [exp.GroupConcat]),
+        ("this expression", _chosen, [exp.WithinGroup]),
+    )
+    for kind in kinds
+}
 RULES: Final = table_of(
-    ("this", _count, [exp.Count]),
-    ("this", _sum, [exp.Sum]),
-    ("this", _avg, [exp.Avg]),
-    ("this", _min_max, [exp.Min, exp.Max]),
-    ("this", _all_any, [exp.LogicalAnd, exp.LogicalOr]),
-    ("this expression", _filter, [exp.Filter]),
-    ("", _rank, list(_RANKS)),
-    ("this partition_by order", _window, [exp.Window]),
+    *(
+        (" ".join(each.parts), partial(_alone, each.translate), [kind])
+        for kind, each in AGGREGATES.items()
+    ),
+    ("this expression", filtered, [exp.Filter]),
 )

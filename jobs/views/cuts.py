@@ -44,6 +44,12 @@ if TYPE_CHECKING:
     from lockstep.jobs.views.costs import Decision
     from lockstep.sinks.contract import Applied, Version
 
+# Of Spark's errors, those about a value that a type does not have.
+_NO_VALUE: Final = re.compile(
+    r"\[(ARITHMETIC_OVERFLOW|CAST_OVERFLOW|INTERVAL_ARITHMETIC_OVERFLOW|DATETIME_OVERFLOW"
+    r"|NUMERIC_VALUE_OUT_OF_RANGE|NUMERIC_OUT_OF_SUPPORTED_RANGE|DATETIME_FIELD_OUT_OF_BOUNDS"
+    r"|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO)"
+)
 _VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
 
 
@@ -190,6 +196,13 @@ def _translated() -> Iterator[None]:
                 "a view has a quotient of more digits than a store has (docs/VIEWS.md)",
                 hint="leave such rows out of it, or round what it divides by round(…, n)",
             ) from error
+        if (reason := _NO_VALUE.search(str(error))) is not None:
+            raise ConfigError(
+                "a view computes a value that its type does not have: "
+                + reason[1].lower().replace("_", " "),
+                hint="leave such rows out of it, cast to a wider type (a numeric has 38 digits at"
+                " most), or divide by nullif(…, 0)",
+            ) from None  # Spark's error quotes values of rows
         found = _VALUE_IN.search(str(error))
         if found is None and not isinstance(error, CDCError) and is_ours(error):
             raise translated(error) from error

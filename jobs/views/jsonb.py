@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from sqlglot import exp
 
 from lockstep.jobs.views.jsonb_functions import AT_PATH, CONTAINS, HAS_KEYS, LENGTH, MEMBER
-from lockstep.jobs.views.refusing import SEE_THE_LIST, UnsupportedError
+from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import BOOL, INT4, INTEGERS, JSONB, TEXT, TEXTS, UNKNOWN
 from lockstep.jobs.views.values import Rules, Value, coerced, string, table_of
 
@@ -111,14 +111,12 @@ def _has_keys(rules: Rules, node: exp.Binary) -> Value:
     return Value(f"{HAS_KEYS}({found}, {keys}, {_bool(written == '?&')})", BOOL)
 
 
-def _function(rules: Rules, node: exp.Anonymous) -> Value:
-    name = node.name.lower()
-    if name not in {"jsonb_typeof", "jsonb_array_length"} or len(node.expressions) != 1:
-        raise UnsupportedError(name.upper(), SEE_THE_LIST)
-    called = name == "jsonb_array_length"
-    found = _column(rules, node.expressions[0], f"{name}()", calls=called)
-    if called:
-        return Value(f"{LENGTH}({found})", INT4)
+def _length(rules: Rules, node: exp.Expr) -> Value:
+    return Value(f"{LENGTH}({_column(rules, node, 'jsonb_array_length()', calls=True)})", INT4)
+
+
+def _kind(rules: Rules, node: exp.Expr) -> Value:
+    found = _column(rules, node, "jsonb_typeof()", calls=False)
     kinds = " ".join(f"WHEN '{first}' THEN '{kind}'" for first, kind in _KINDS.items())
     sql = f"CASE left({found}, 1) {kinds} WHEN 't' THEN 'boolean' WHEN 'f' THEN 'boolean'"
     return Value(f"({sql} ELSE CASE WHEN {found} IS NOT NULL THEN 'number' END END)", TEXT)
@@ -172,5 +170,5 @@ RULES: Final = table_of(
         _has_keys,
         [exp.JSONBContainsTopKey, exp.JSONBContainsAnyTopKeys, exp.JSONBContainsAllTopKeys],
     ),
-    ("this expressions", _function, [exp.Anonymous]),
 )
+NAMED: Final = {"jsonb_array_length": _length, "jsonb_typeof": _kind}

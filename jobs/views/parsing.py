@@ -20,7 +20,7 @@ from cdc.errors import ConfigError
 from cdc.events import table_name
 from lockstep.jobs.views.definitions import SCHEMA
 from lockstep.jobs.views.numbering import numbered
-from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.refusing import UnsupportedError, expect_known
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -126,6 +126,29 @@ class _Parser(PostgresParser):
         for token, parse in PostgresParser.LAMBDAS.items()
         if token is not TokenType.ARROW
     }
+    # Other than extract(), it is a float8.
+    FUNCTION_PARSERS: ClassVar = {
+        name: parse
+        for name, parse in PostgresParser.FUNCTION_PARSERS.items()
+        if name != "DATE_PART"
+    }
+    FUNCTIONS: ClassVar = {
+        **{name: each for name, each in PostgresParser.FUNCTIONS.items() if name != "DATE_PART"},
+        "EVERY": exp.LogicalAnd.from_arg_list,
+    }
+
+    def _parse_interval_span(
+        self,
+        this: exp.Expr,
+        parse_function_unit: bool = True,  # noqa: FBT001, FBT002 - sqlglot's
+    ) -> exp.Interval:
+        """Return an interval with its complete literal: of `1 day ago` sqlglot keeps `1 day`."""
+        made = super()._parse_interval_span(this, parse_function_unit)
+        if this.is_string:
+            made.set("this", this)
+            if exp.INTERVAL_STRING_RE.search(this.name):
+                made.set("unit", None)
+        return made
 
 
 def _statements(sql: str) -> list[exp.Expr | None]:
@@ -144,6 +167,7 @@ def parsed(name: str, sql: str) -> exp.Query:
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise UnsupportedError("what is not a single SELECT", "write one query")
     query = statements[0]
+    expect_known(query)
     # Only a view's own order: one with a LIMIT or DISTINCT ON chooses rows.
     distinct = query.args.get("distinct")
     chooses = query.args.get("limit") or (

@@ -1,4 +1,4 @@
-"""Rules for numbers, dates, texts and casts.
+"""Rules for numbers and casts.
 
 Pure.
 """
@@ -9,15 +9,13 @@ from typing import Final
 
 from sqlglot import exp
 
+from lockstep.jobs.views.dates import moved
 from lockstep.jobs.views.quotients import quotient
-from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.refusing import UnsupportedError, written
 from lockstep.jobs.views.types import (
-    DATE,
     FLOAT8,
     FLOATS,
-    INT4,
     INTEGERS,
-    TEXT,
     UNKNOWN,
     Type,
     numeric,
@@ -27,10 +25,9 @@ from lockstep.jobs.views.values import (
     Value,
     coerced,
     expect_number,
-    expect_text,
+    number_in,
     size,
     sized,
-    string,
     table_of,
 )
 from lockstep.sinks.delta.types import MAX_PRECISION
@@ -42,12 +39,16 @@ _ARITHMETIC: Final[dict[type[exp.Expr], str]] = {
     exp.Div: "/",
     exp.Mod: "%",
 }
+_BITWISE: Final[dict[type[exp.Expr], str]] = {
+    exp.BitwiseAnd: "&",
+    exp.BitwiseOr: "|",
+    exp.BitwiseXor: "^",
+    exp.BitwiseNot: "~",
+}
 # Above 38 digits Spark keeps these after the point; a larger number is an error.
 _KEPT_SCALE: Final = 6
 # A quotient that is multiplied keeps room for so many before the point.
 _LEAST_INTEGER_DIGITS: Final = 9
-_PARTS_OF_DATES: Final = {"year", "month", "day", "hour", "minute"}
-_TRUNCATED_TO: Final = {"year", "quarter", "month", "week", "day", "hour", "minute", "second"}
 _TYPES: Final = {
     "BOOLEAN": "bool", "SMALLINT": "int2", "INT": "int4", "BIGINT": "int8", "FLOAT": "float4",
     "DOUBLE": "float8", "TEXT": "text", "VARCHAR": "varchar", "DATE": "date", "UUID": "uuid",
@@ -57,9 +58,13 @@ _TYPES: Final = {
 
 def _arithmetic(rules: Rules, node: exp.Expr) -> Value:
     sign = _ARITHMETIC[type(node)]
-    left, right = rules.value(node.this), rules.value(node.expression)
-    if left.type.name == "date" or right.type.name == "date":
-        return _days(sign, left, right)
+    if (found := moved(rules, sign, node)) is not None:
+        return found
+    return combined(sign, rules.value(node.this), rules.value(node.expression))
+
+
+def combined(sign: str, left: Value, right: Value) -> Value:
+    """Return a sum, a difference, a product, a quotient or a remainder."""
     sides = [each if each.type.name != UNKNOWN else None for each in (left, right)]
     given = next((each.type for each in sides if each), None)
     if given is None:
@@ -88,21 +93,6 @@ def _arithmetic(rules: Rules, node: exp.Expr) -> Value:
     return Value(f"CAST(({one} {sign} {other}) AS {kind.spark})", kind)
 
 
-def _days(sign: str, left: Value, right: Value) -> Value:
-    names = left.type.name, sign, right.type.name
-    match names:
-        case ("date", "-", "date"):
-            return Value(f"datediff({left.sql}, {right.sql})", INT4)
-        case ("date", "+" | "-", "int2" | "int4"):
-            word = "date_add" if sign == "+" else "date_sub"
-            return Value(f"{word}({left.sql}, {right.sql})", DATE)
-        case ("int2" | "int4", "+", "date"):
-            return Value(f"date_add({right.sql}, {left.sql})", DATE)
-    raise UnsupportedError(
-        f"{left.type.title} {sign} {right.type.title}", "add days, as integers, to dates"
-    )
-
-
 def _neg(rules: Rules, node: exp.Neg) -> Value:
     found = rules.value(node.this)
     expect_number(found.type, "-")
@@ -115,17 +105,45 @@ def _abs(rules: Rules, node: exp.Abs) -> Value:
     return Value(f"abs({found.sql})", found.type)
 
 
-def _round(rules: Rules, node: exp.Round) -> Value:
-    found, digits = rules.value(node.this), node.args.get("decimals")
+def _round(rules: Rules, node: exp.Round | exp.Trunc) -> Value:
+    what, found, digits = f"{node.key}()", rules.value(node.this), node.args.get("decimals")
     size = found.type.size
     if size is None or found.type.name != "numeric":
-        raise UnsupportedError(f"round() of {found.type.title}", "round a numeric(p,s): cast to it")
-    if digits is not None and not (isinstance(digits, exp.Literal) and digits.is_int):
-        raise UnsupportedError("round() to a number of digits that is no literal", "write it")
-    scale = int(digits.this) if digits is not None else 0
+        raise UnsupportedError(
+            f"{what} of {found.type.title}", f"{node.key} a numeric(p,s): cast to it"
+        )
+    given = 0 if digits is None else number_in(digits)
+    if given is None:
+        raise UnsupportedError(f"{what} to a number of digits that is no literal", "write it")
     precision, old = size
-    kind = sized(max(precision - old + 1, 1) + scale, scale, "round()")
-    return Value(f"CAST(round({found.sql}, {scale}) AS {kind.spark})", kind)
+    kind = sized(max(precision - old + 1, 1) + max(given, 0), max(given, 0), what)
+    made = f"round({found.sql}, {given})"
+    if isinstance(node, exp.Trunc):
+        # An array of one, so that the value's text is there once.
+        cut = f"if(x < 0, ceil(x, {given}), floor(x, {given}))"
+        made = f"transform(array({found.sql}), x -> {cut})[0]" if given < old else found.sql
+    return Value(f"CAST({made} AS {kind.spark})", kind)
+
+
+def _sign(rules: Rules, node: exp.Sign) -> Value:
+    found = rules.value(node.this)
+    expect_number(found.type, "sign()")
+    if found.type.name in FLOATS:
+        raise UnsupportedError(f"sign() of {found.type.title}", "cast to numeric(p,s)")
+    kind = numeric(1, 0) if found.type.name == "numeric" else FLOAT8
+    return Value(f"CAST(sign({found.sql}) AS {kind.spark})", kind)
+
+
+def _bitwise(rules: Rules, node: exp.Expr) -> Value:
+    sign = _BITWISE[type(node)]
+    sides = [node.this] if isinstance(node, exp.BitwiseNot) else [node.this, node.expression]
+    given = [rules.value(each) for each in sides]
+    for each in given:
+        if each.type.name not in INTEGERS:
+            raise UnsupportedError(f"{written(node)} of {each.type.title}", "cast to an integer")
+    kind = max((each.type for each in given), key=lambda each: INTEGERS[each.name])
+    one, *others = (coerced(each, kind) for each in given)
+    return Value(f"({one} {sign} {others[0]})" if others else f"({sign}{one})", kind)
 
 
 def _rounded_to_integer(rules: Rules, node: exp.Ceil | exp.Floor) -> Value:
@@ -135,97 +153,6 @@ def _rounded_to_integer(rules: Rules, node: exp.Ceil | exp.Floor) -> Value:
     precision, scale = found.type.size
     kind = sized(precision - scale + 1, 0, node.key)
     return Value(f"CAST({node.key}({found.sql}) AS {kind.spark})", kind)
-
-
-def _extract(rules: Rules, node: exp.Extract) -> Value:
-    part, found = node.name.lower(), rules.value(node.expression)
-    if found.type.name not in {"date", "timestamp"} or part not in _PARTS_OF_DATES:
-        raise UnsupportedError(
-            f"extract({part} from {found.type.title})",
-            f"take {', '.join(sorted(_PARTS_OF_DATES))} of a date or timestamp",
-        )
-    kind = numeric(10, 0)
-    if found.type.name == "date" and part in {"hour", "minute"}:
-        raise UnsupportedError(f"extract({part} from date)", "take it of a timestamp")
-    return Value(f"CAST(extract({part} FROM {found.sql}) AS {kind.spark})", kind)
-
-
-def _truncated(rules: Rules, node: exp.TimestampTrunc) -> Value:
-    found, unit = rules.value(node.this), node.args["unit"].name.lower()
-    if found.type.name != "timestamp" or unit not in _TRUNCATED_TO:
-        raise UnsupportedError(
-            f"date_trunc('{unit}', {found.type.title})",
-            f"take {', '.join(sorted(_TRUNCATED_TO))} of a timestamp without time zone",
-        )
-    text = f"CAST({found.sql} AS timestamp)"
-    return Value(f"CAST(date_trunc('{unit}', {text}) AS timestamp_ntz)", found.type)
-
-
-def _zone(rules: Rules, node: exp.AtTimeZone) -> Value:
-    found, zone = rules.value(node.this), rules.value(node.args["zone"])
-    if found.type.name != "timestamptz" or zone.text != "UTC":
-        raise UnsupportedError(
-            f"{found.type.title} AT TIME ZONE", "write timestamptz AT TIME ZONE 'UTC'"
-        )
-    return Value(f"CAST({found.sql} AS timestamp_ntz)", Type("timestamp"))
-
-
-def _concatenated(rules: Rules, node: exp.DPipe) -> Value:
-    given = [rules.value(node.this), rules.value(node.expression)]
-    for each in given:
-        if each.type.name != UNKNOWN:
-            expect_text(each.type, "||")
-    return Value(f"({' || '.join(coerced(each, TEXT) for each in given)})", TEXT)
-
-
-def _length(rules: Rules, node: exp.Length) -> Value:
-    found = rules.value(node.this)
-    expect_text(found.type, "length()")
-    return Value(f"length({found.sql})", INT4)
-
-
-def _trim(rules: Rules, node: exp.Trim) -> Value:
-    found = rules.value(node.this)
-    expect_text(found.type, "trim()")
-    return Value(f"trim({found.sql})", TEXT)
-
-
-def _replace(rules: Rules, node: exp.Replace) -> Value:
-    value, old, new = (rules.value(node.args[p]) for p in ("this", "expression", "replacement"))
-    expect_text(value.type, "replace()")
-    if not old.text or new.text is None:
-        raise UnsupportedError("replace() of other than literals", "write both texts")
-    return Value(f"replace({value.sql}, {string(old.text)}, {string(new.text)})", TEXT)
-
-
-def _substring(rules: Rules, node: exp.Substring) -> Value:
-    found = rules.value(node.this)
-    expect_text(found.type, "substring()")
-    start, length = node.args.get("start"), node.args.get("length")
-    for each in (start, length):
-        if each is not None and not (isinstance(each, exp.Literal) and each.is_int):
-            raise UnsupportedError("substring() with other than numbers", "write numbers")
-    if start is None or int(start.this) < 1:
-        raise UnsupportedError("substring() without a start of 1 or more", "write one")
-    given = [start.this, *([length.this] if length is not None else [])]
-    return Value(f"substring({found.sql}, {', '.join(given)})", TEXT)
-
-
-def _left(rules: Rules, node: exp.Left) -> Value:
-    found, length = rules.value(node.this), node.expression
-    expect_text(found.type, "left()")
-    if not (isinstance(length, exp.Literal) and length.is_int):
-        raise UnsupportedError("left() with other than a number", "write 0 or more")
-    return Value(f"left({found.sql}, {length.this})", TEXT)
-
-
-def _collate(rules: Rules, node: exp.Collate) -> Value:
-    found = rules.value(node.this)
-    if not found.type.is_nondeterministic:
-        expect_text(found.type, "COLLATE")
-    if node.expression.name != "C":
-        raise UnsupportedError(f"COLLATE {node.expression.name}", 'write COLLATE "C"')
-    return found._replace(type=found.type.as_bytes)
 
 
 def _cast(rules: Rules, node: exp.Cast) -> Value:
@@ -351,17 +278,9 @@ RULES: Final = table_of(
     ("this expression", _arithmetic, list(_ARITHMETIC)),
     ("this", _neg, [exp.Neg]),
     ("this", _abs, [exp.Abs]),
-    ("this decimals", _round, [exp.Round]),
+    ("this decimals", _round, [exp.Round, exp.Trunc]),
+    ("this", _sign, [exp.Sign]),
+    ("this expression", _bitwise, list(_BITWISE)),
     ("this", _rounded_to_integer, [exp.Ceil, exp.Floor]),
-    ("this expression", _extract, [exp.Extract]),
-    ("this unit", _truncated, [exp.TimestampTrunc]),
-    ("this zone", _zone, [exp.AtTimeZone]),
-    ("this expression", _concatenated, [exp.DPipe]),
-    ("this", _length, [exp.Length]),
-    ("this", _trim, [exp.Trim]),
-    ("this expression replacement", _replace, [exp.Replace]),
-    ("this start length", _substring, [exp.Substring]),
-    ("this expression", _left, [exp.Left]),
-    ("this expression", _collate, [exp.Collate]),
     ("this to", _cast, [exp.Cast]),
 )

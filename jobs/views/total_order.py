@@ -54,6 +54,14 @@ class Proof:
             )
         return aliases == self._uniques.keys()
 
+    def holds_in_group(self, by: Sequence[exp.Expr]) -> bool:
+        """Return whether rows of one group that agree in all of these are one row."""
+        grouped = self._group.expressions if self._group is not None else []
+        named = [each.this if isinstance(each, exp.Collate) else each for each in by]
+        known = {at for each in (*named, *grouped) if (at := _at(each)) is not None}
+        _, aliases = self._determined(known)
+        return aliases == self._uniques.keys()
+
     def uniques(self) -> Uniques:
         """Return sets of the SELECT's columns, in each of which no two of its rows agree."""
         outputs = {each.alias_or_name: each.unalias() for each in self._select.expressions}

@@ -140,8 +140,9 @@ class Translator:
         text = [f"FROM {' '.join(sources)}"] if sources else []
         if where := node.args.get("where"):
             text.append(f"WHERE {rules.condition(where.this, 'WHERE')}")
-        text += self._grouped(node, rules, scope)
         proof = total_order.Proof(node, scope.uniques)
+        rules.order_of_group_is_total = proof.holds_in_group
+        text += self._grouped(node, rules, scope)
         rules.order_is_total = proof.holds
         columns, selected = dict[str, Type](), []
         for each in node.expressions:
@@ -260,10 +261,27 @@ class Translator:
         on = node.args.get("on")
         if on is None:
             return f"CROSS JOIN {source}"
+        if side == "FULL" and not _has_equality(on, node.alias_or_name):
+            raise UnsupportedError(
+                "FULL JOIN without an equality, which Postgres has neither",
+                "join by equal columns of both sides, or write UNION ALL of two LEFT JOINs",
+            )
         could_call, rules.can_call = rules.can_call, rules.can_call and not side
         condition = rules.condition(on, "ON")
         rules.can_call = could_call
         return f"{_JOINS[side]} {source} ON {condition}"
+
+
+def _has_equality(on: exp.Expr, alias: str) -> bool:
+    """Return whether a condition has, by AND, an equality of what is joined with another table."""
+    if isinstance(on, exp.And | exp.Paren):
+        return any(_has_equality(each, alias) for each in on.iter_expressions())
+    tables = [
+        {column.table for column in each.find_all(exp.Column)} for each in on.iter_expressions()
+    ]
+    return (
+        isinstance(on, exp.EQ) and {alias} in tables and any(alias not in each for each in tables)
+    )
 
 
 def _expect_no_limit(node: exp.Expr) -> None:
@@ -294,7 +312,7 @@ def _ungrouped(node: exp.Expr, by: list[exp.Expr]) -> list[exp.Column]:
         return []
     if isinstance(node, exp.Window):
         return [each for part in _parts_of_window(node) for each in _ungrouped(part, by)]
-    if isinstance(node, exp.AggFunc | exp.Filter):
+    if isinstance(node, exp.AggFunc | exp.Filter | exp.WithinGroup):
         return []
     if isinstance(node, exp.Column):
         return [node]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from sqlglot import exp
 
 from cdc.errors import ConfigError
-from lockstep.jobs.views.refusing import UnsupportedError
+from lockstep.jobs.views.refusing import UnsupportedError, written
 from lockstep.jobs.views.types import (
     COMPARED,
     FLOAT8,
@@ -27,7 +27,7 @@ from lockstep.jobs.views.types import (
 from lockstep.sinks.delta.types import MAX_PRECISION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
 
 # Sets of columns, in each of which no two rows of a query agree.
@@ -80,6 +80,8 @@ class Rules(Protocol):
     scope: Scope
     # Whether an ORDER BY, in these partitions, leaves no two rows in either order.
     order_is_total: Callable[[Sequence[exp.Expr]], bool]
+    # Whether an ORDER BY leaves no two rows of a group in either order.
+    order_of_group_is_total: Callable[[Sequence[exp.Expr]], bool]
     # Whether Spark can call a function of ours here: not in conditions that it joins by, otherwise
     # than by an inner join.
     can_call: bool
@@ -113,6 +115,28 @@ def table_of(
         for parts, translate, kinds in rules
         for kind in kinds
     }
+
+
+# Parts that change nothing, or that only say how it was written.
+_HARMLESS: Final = {"typed", "safe", "big_int", "_type", "ignore_nulls", "over", "nested"}
+
+
+def expect_parts(node: exp.Expr, parts: Container[str]) -> None:
+    """Raise if an expression has a part that its rule knows nothing of."""
+    for part, given in node.args.items():
+        if given and part not in parts and part not in _HARMLESS:
+            raise UnsupportedError(f"{written(node)} with {part.strip('_')}", "leave that out")
+
+
+def number_in(node: exp.Expr | None) -> int | None:
+    """Return an integer that is written as one, with or without a sign; None otherwise."""
+    if isinstance(node, exp.Paren):
+        return number_in(node.this)
+    if isinstance(node, exp.Neg):
+        found = number_in(node.this)
+        return None if found is None else -found
+    is_number = isinstance(node, exp.Literal) and node.is_int and not node.is_string
+    return int(node.this) if is_number and node is not None else None
 
 
 # --- types ---

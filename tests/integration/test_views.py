@@ -422,20 +422,140 @@ EXPRESSIONS = """
   CASE WHEN jsonb_typeof(j) = 'array' THEN jsonb_array_length(j) END | j -> 'c.d' @> (j -> 'c.d')
   coalesce(j ->> 'b', 'none') | CASE WHEN j ->> 'a' LIKE '%x%' THEN j END
 """
+# Of texts, dates and times, numbers.
+MORE_EXPRESSIONS = r"""
+  split_part(t, 'b', 1) | split_part(t, ' ', 2) | split_part(t, v, -1) | split_part(t, '', -1)
+  split_part(t, '', 2) | split_part(t, 'a', -2) | strpos(t, 'b') | position('' in t) | strpos(t, v)
+  left(t, -1) | left(t, -9) | left(t, 0) | right(t, 2) | right(t, -1) | right(t, 0) | right(t, 99)
+  right(v, -9) | lpad(t, 4) | lpad(t, 5, 'äx') | rpad(t, 5, '\xé') | lpad(t, 2, '') | rpad(v, 0, t)
+  lpad(t, -1, 'x') | rpad(t, 3, v) | trim(both ' a' from t) | ltrim(t) | rtrim(t, 'be%')
+  btrim(t, v)
+  trim(trailing from t) | trim(leading 'Zä' from t) | ltrim(t, '') | substring(t from 0 for 2)
+  substring(t, -1) | substring(t for 1) | substring(t, -3, 2) | substring(t, 3, 0) | substring(t, 0)
+  concat(t, v) | concat(t, NULL, a, '-') | concat_ws('-', t, v, s) | concat_ws(v, t, 'x', t)
+  concat_ws(', ', NULL, v) | concat(NULL, v) | char_length(t) | character_length(v) | reverse(t)
+  repeat(t, 3) | repeat(v, 0) | repeat(v, -2) | starts_with(t, 'a') | starts_with(t, v) | t ^@ ''
+  replace(t, v, '<>') | replace(t, '', 'x') | replace(v, 'B', t) | translate(t, 'aZ%s', 'Xä')
+  translate(t, v, 'q') | translate(t, 'äaa', 'ab😀') | lower(t COLLATE "C") | upper(v COLLATE "C")
+  upper(t COLLATE "C") LIKE '%Ö%' | lower(t COLLATE "C") < 'b' | repeat('😀' || t, 2) LIKE '_a%'
+  reverse('😀' || t) | left('😀' || t, 2) | length('😀' || t) | strpos('😀' || t, 'a')
+  lpad('😀' || t, 7, '😀') | right('x' || t || '😀', 2) | split_part(t || '😀' || v, '😀', 2)
+  trunc(m, 1) | trunc(m) | trunc(m, -2) | trunc(-m / 7, 3) | trunc(k, 2) | round(m, -1)
+  round(k, -2)
+  round(k, 1) | sign(m) | sign(a) | mod(a, 7) | mod(-s, 7) | mod(m, 2.5) | a & s | a # s | ~s
+  (a|b) + 1 | (s|8::smallint) | b & 1023 | ~b | s # 255::smallint
+  extract(second FROM at) | extract(milliseconds FROM at) | extract(microseconds FROM at)
+  extract(quarter FROM d) | extract(week FROM d) | extract(week FROM at) | extract(dow FROM d)
+  extract(isodow FROM at) | extract(doy FROM at) | extract(isoyear FROM d) | extract(decade FROM at)
+  extract(century FROM d) | extract(millennium FROM at) | extract(epoch FROM d)
+  extract(dow FROM at)
+  extract(epoch FROM at) | extract(epoch FROM z) | extract(epoch FROM at - timestamp '2001-02-03')
+  extract(epoch FROM (z - timestamptz '2001-02-03 04:05:06.789+00')) | extract(isoyear FROM at)
+  extract(epoch FROM at) / 86400 | extract(second FROM at)::text | extract(epoch FROM at)::text
+  extract(milliseconds FROM at)::text | extract(isodow FROM d)::int + 1 | extract(isodow FROM d)
+  date_trunc('milliseconds', at) | date_trunc('microseconds', at) | date_trunc('minute', at)
+  date_trunc('decade', at) | date_trunc('century', at) | date_trunc('millennium', at)
+  date_trunc('day', z, 'UTC') | date_trunc('month', z, 'UTC') | date_trunc('week', d::timestamp)
+  at + interval '1 day' | at - interval '1 month' | d + interval '1 month'
+  at + interval '-13 months'
+  d - interval '1 year 1 month 1 day' | at + interval '1 month 30 days 12 hours 30 seconds'
+  at + interval '01:30:15' | at + interval '1 day 02:00' | interval '3 weeks' + at
+  at + '1 day'::interval
+  at + interval '1' month | (z + interval '90 minutes') AT TIME ZONE 'UTC'
+  (z - interval '36 hours') AT TIME ZONE 'UTC' | at - interval '1 ms'
+  at + s * interval '1 day' | at - interval '1 month' * s | d + interval '1 hour 1 day' * (s % 9)
+  (z + s * interval '1 second') AT TIME ZONE 'UTC' | at + 2 * interval '1 month 1 day'
+  at > d + interval '1 year'
+  (at + interval '1 month')::date | d + 7 - interval '1 microsecond' | at + interval '0 days'
+  make_date(2000 + s, 2, 28) | make_date(extract(year FROM d)::int, extract(month FROM d)::int, 1)
+  greatest(d, at) | least(at, '2005-01-01') | greatest(ok, a > 0) | least(u, u) | greatest(f, m)
+"""
 
 
+# Of groups of one row to some dozens, in some of which every value is NULL.
+AGGREGATES = r"""
+  every(ok) | bool_and(ok) | bool_or(ok) | every(ok) FILTER (WHERE a > 0) | bit_and(a) | bit_or(s)
+  bit_xor(b) | bit_or(a) FILTER (WHERE a < 0) | count(DISTINCT (a, ok)) | count(DISTINCT (t, v, k))
+  count(DISTINCT (ok, u)) FILTER (WHERE a > 0) | count(DISTINCT k) | count(k) FILTER (WHERE k > 0)
+  string_agg(t, ', ' ORDER BY id) | string_agg(v, '' ORDER BY a DESC, id) | string_agg(t, '\' ORDER
+  BY t COLLATE "C") | string_agg(v, '-' ORDER BY d DESC NULLS LAST, v COLLATE "C" DESC)
+  string_agg(DISTINCT v::text COLLATE "C", ',' ORDER BY v::text COLLATE "C")
+  string_agg(t, 'ü' ORDER BY m, id)
+  string_agg(DISTINCT t COLLATE "C", ',' ORDER BY t COLLATE "C" DESC) FILTER (WHERE a > 0)
+  string_agg(a::text, ',' ORDER BY a, id) FILTER (WHERE ok) | length(string_agg(t, ',' ORDER BY id))
+  var_samp(a % 30000) | var_pop(a % 999) | variance(s) | var_pop(s) FILTER (WHERE ok)
+  var_samp(k) | var_pop(k)
+  variance(m::numeric(9,2)) | var_pop(m::numeric(9,3)) | var_samp(b / 1000000) | var_samp(a % 2)
+  round(var_pop(k), 3) | var_samp(k) FILTER (WHERE k > 90) | var_pop(m::numeric(6,1)) > 5
+  percentile_disc(0.5) WITHIN GROUP (ORDER BY a) | percentile_disc(0) WITHIN GROUP (ORDER BY m DESC)
+  percentile_disc(1) WITHIN GROUP (ORDER BY d) | percentile_disc(0.95) WITHIN GROUP (ORDER BY at)
+  percentile_disc(0.3) WITHIN GROUP (ORDER BY t COLLATE "C" DESC) FILTER (WHERE a > 0)
+  percentile_disc(0.25) WITHIN GROUP (ORDER BY k) FILTER (WHERE ok) + 1
+  avg(k) FILTER (WHERE k > 0)
+  percentile_disc(0.5) WITHIN GROUP (ORDER BY b) | sum(DISTINCT s) FILTER (WHERE ok)
+  avg(DISTINCT k)
+  max(at) - interval '1 day' | min(v COLLATE "C") | max(t COLLATE "C") | extract(epoch FROM max(at))
+  CASE WHEN every(ok) IS NULL THEN 0 ELSE bit_or(s) END | sum(a) * 2 + count(*) | max(d) - min(d)
+"""
+# In partitions like these groups, ordered by what repeats and is NULL, or is unique.
+WINDOWS = r"""
+  last_value(t) OVER (w id) | last_value(a) OVER (w a, id ROWS BETWEEN CURRENT ROW AND 2 FOLLOWING)
+  last_value(m) OVER (w a DESC, id RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)
+  nth_value(a, 3) OVER (w id)
+  nth_value(v, 2) OVER (w d, id ROWS BETWEEN 2 PRECEDING AND 1 FOLLOWING)
+  first_value(k) OVER (w id ROWS BETWEEN 3 PRECEDING AND 1 PRECEDING) | lag(a, 2, 0) OVER (w id)
+  first_value(k) OVER (w id ROWS BETWEEN 2 FOLLOWING AND 3 FOLLOWING) | lead(t, 0) OVER (w id)
+  ntile(4) OVER (w id) | ntile(1) OVER (w m, id) | ntile(100) OVER (w id DESC)
+  ntile(3) OVER (w a, id)
+  percent_rank() OVER (w a) | percent_rank() OVER (w ok DESC) | cume_dist() OVER (w a)
+  rank() OVER (w k)
+  cume_dist() OVER (w ok NULLS FIRST) | dense_rank() OVER (w d DESC) | percent_rank() OVER (w s) * 8
+  sum(a) OVER (w id ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) | sum(k) OVER (w id ROWS 1 PRECEDING)
+  sum(m) OVER (w id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+  count(*) OVER (w id ROWS BETWEEN
+  4 FOLLOWING AND UNBOUNDED FOLLOWING)
+  count(k) OVER (w a RANGE BETWEEN CURRENT ROW AND CURRENT ROW)
+  max(b) OVER (w id ROWS BETWEEN 1 FOLLOWING AND 3 FOLLOWING)
+  min(d) OVER (w a RANGE UNBOUNDED PRECEDING)
+  avg(k) OVER (w id ROWS BETWEEN 2 PRECEDING AND 1 PRECEDING)
+  every(ok) OVER (w id ROWS 2 PRECEDING)
+  avg(a) FILTER (WHERE ok) OVER (w id ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING)
+  bit_or(s) OVER (w a)
+  var_samp(s) OVER (w id ROWS 3 PRECEDING) | var_pop(k) FILTER (WHERE a > 0) OVER (w a)
+  sum(b) OVER (w s)
+  count(*) FILTER (WHERE ok) OVER (w id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
+  sum(a) OVER (w s RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) | bool_or(ok) OVER (w id)
+"""
+
+
+def _listed(text: str) -> list[str]:
+    """Return expressions that are separated by bars, or by lines that do not end within one."""
+    found = list[str]()
+    for line in text.splitlines():
+        parts = [each.strip() for each in re.split(r" \| ", line)]
+        if found and found[-1].count("(") > found[-1].count(")"):
+            found[-1] += f" {parts.pop(0)}"
+        found += filter(None, parts)
+    return found
+
+
+def _by_place(given: list[str]) -> str:
+    return ", ".join(f"{each} AS e{at}" for at, each in enumerate(given))
+
+
+@pytest.mark.parametrize("listed", ["first", "more", "aggregates", "windows"])
 def test_expressions_of_generated_values_are_postgres_own(
-    database: Database, tmp_path: Path, spark: SparkSession
+    database: Database, tmp_path: Path, spark: SparkSession, listed: str
 ) -> None:
     """Each on its own list: integers, numeric, floating point, texts, dates and times, booleans."""
-    given = [
-        each.strip()
-        for line in EXPRESSIONS.strip().splitlines()
-        for each in re.split(r" \| ", line)
-    ]
-    chosen = [each for each in given if each]
-    named = ", ".join(f"{each} AS e{at}" for at, each in enumerate(chosen))
-    view = View(sql=f"SELECT id, {named} FROM vals", key=("id",))
+    given = {
+        "first": EXPRESSIONS, "more": MORE_EXPRESSIONS, "aggregates": AGGREGATES,
+        "windows": WINDOWS.replace("(w ", "(PARTITION BY id / 30 * (id % 3) ORDER BY "),
+    }[listed]  # fmt: skip
+    chosen = _listed(given)
+    of = "vals GROUP BY id / 30 * (id % 3)" if listed == "aggregates" else "vals"
+    key = "id / 30 * (id % 3)" if listed == "aggregates" else "id"
+    view = View(sql=f"SELECT {key} AS id, {_by_place(chosen)} FROM {of}", key=("id",))
     shop, name = (
         Shop(database, tmp_path / "lake", {"v": view}, None, {"vals": VALUES}),
         str(tmp_path),
@@ -452,7 +572,7 @@ def test_expressions_of_generated_values_are_postgres_own(
     stored = {row["id"]: row for row in _rows(name, "v")}
     assert stored.keys() == wanted.keys()
     wrong = {
-        f"{chosen[int(column[1:])]}: {row['id']}": (value, stored[row["id"]][column])
+        chosen[int(column[1:])]: (row["id"], value, stored[row["id"]][column])
         for row in wanted.values()
         for column, value in row.items()
         if column != "id" and not same(value, stored[row["id"]][column])
