@@ -106,3 +106,11 @@ def test_they_are_selected_and_compared_by_their_bytes() -> None:
     (column,) = (each for each in found.version.columns if each.name == "n")
     # As sinks know it; and a view in Python that reads it knows its collation.
     assert (column.type, column.type_id, column.collation) == ("text", 25, "nondeterministic")
+
+
+@pytest.mark.parametrize("name", ["c", "l", "u"])
+def test_letters_change_by_the_rules_of_c_alone(name: str) -> None:
+    """A collation that orders bytes may change more letters than those of ASCII."""
+    _plan(f'SELECT id, lower({name} COLLATE "C") AS b FROM t')
+    with pytest.raises(UnsupportedError, match=r"lower\(\), which depends on the collation"):
+        _plan(f"SELECT id, lower({name}) AS b FROM t")
