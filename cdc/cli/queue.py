@@ -11,6 +11,7 @@ from cdc.cli.options import (
     as_json,
     echo,
     example,
+    print_done,
     print_json,
     with_config,
     yes,
@@ -81,7 +82,7 @@ def undelivered(config: Config, name: str, *, as_json: bool) -> None:
     given_up.show(
         records,
         f"the queue {name}",
-        f"cdc queue discard {name} ID, after its work was done or is not needed",
+        f"cdc queue retry {name} ID; or cdc queue discard {name} ID, where it needs no more work",
     )
 
 
@@ -98,6 +99,28 @@ def _event(config: Config, record: UndeliveredRecord) -> dict[str, Any]:
         return {"event": orjson.loads(found.event(config, record))}
     except GapError:
         return {"event": None}
+
+
+@queue.command(
+    epilog=example("cdc queue retry emails shop-1-1042", "cdc queue retry emails --json")
+)
+@with_config
+@click.argument("name")
+@given_up.ids
+@as_json
+def retry(config: Config, name: str, ids: tuple[str, ...], *, as_json: bool) -> None:
+    """Give out again what the queue NAME gave up (default: all), as often as its members try.
+
+    An event that was given out again before may be named once more.
+    """
+    from cdc.deliver import undelivered as found  # noqa: PLC0415 - not for --help
+    from cdc.log.group_records import queue_group  # noqa: PLC0415 - as above
+
+    done = found.queue_again(config, queue_group(name), ids)
+    if as_json:
+        print_json(done)
+    else:
+        print_done(f"{len(done)} events are in the queue again; the decision is recorded")
 
 
 @queue.command(

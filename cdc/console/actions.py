@@ -61,6 +61,8 @@ def words_of(config: Config, action: str, target: str, number: str) -> tuple[str
         return ("rebuild", target)
     if action == "send" and target in config.webhooks and _ID.fullmatch(number):
         return ("webhook", "send", target, number)
+    if action == "retry" and target and _ID.fullmatch(number):
+        return ("queue", "retry", target, number)
     kind, _, name = target.partition(".")
     if action == "discard" and kind in {"webhook", "queue"} and name and _ID.fullmatch(number):
         return (kind, "discard", "--yes", name, number)

@@ -3,7 +3,8 @@
 Members share single changes, so their number is not limited, and there is no order.
 A change that was given out `attempts` times and never acknowledged is given up: noted in the log
 (`cdc.deliver.undelivered`), and only then taken out of the queue. The note is written before the
-broker's own limit, at which it would drop the change silently.
+broker's own limit, at which it would drop the change silently. What was given up can be given out
+again: its place is written into a topic that every queue reads as well (`names.retries_topic`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+import msgspec
+
 from cdc.deliver import undelivered
 from cdc.deliver.reading import GroupChange, change_of, topics_of
-from cdc.errors import ConfigError
-from cdc.log import queues, topics
+from cdc.errors import ConfigError, GapError
+from cdc.log import names, queues, records, topics
 from cdc.log.acknowledged import Writer
 from cdc.log.group_records import UndeliveredRecord, queue_group
 from cdc.log.queues import Delivered
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.group_records import QueueRecord
     from cdc.log.groups import Start
+    from cdc.log.partitions import Partition
 
 ATTEMPTS: Final = 5
 LOCK_SECONDS: Final = 30.0
@@ -38,12 +42,14 @@ _NEVER_ACKNOWLEDGED: Final = "was given out and never acknowledged"
 class Delivery(NamedTuple):
     """A change that this member has now; `attempt` is 1 the first time.
 
-    Start its work before `until` (monotonic): later, its lock may end before the work does.
+    Start its work before `until` (monotonic): later, its lock may end before the work does. `place`
+    is what Kafka calls it: of a change that is given out again not its own.
     """
 
     change: GroupChange
     attempt: int
     until: float
+    place: tuple[Partition, int]
 
 
 class Queue:
@@ -55,6 +61,7 @@ class Queue:
         self._attempts, self._lock_seconds = attempts, record.lock_seconds
         self._start_seq = record.start_seq
         self._sent_at = 0.0
+        self._retries = names.retries_topic(config.prefix), 0
         # Connected before the first change is given out, so that giving one up takes no time.
         self._notes = Writer(config, topics.groups_topic(config).name)
         self._member = queues.ShareMember(config, record)
@@ -78,23 +85,25 @@ class Queue:
 
         Those of the last call that were not acknowledged are released: they are delivered again.
         """
-        found, given_up = [], list[Delivered]()
+        found, given_up = list[Delivery](), list[Delivered]()
         for each in self._member.receive(seconds):
+            if each.partition == self._retries:
+                found += self._again(each)
+                continue
             change = change_of(self._config, each.partition, each.offset, each.key, each.value)
             if change.seq <= self._start_seq:
                 self._member.accept(each.partition, each.offset)
             elif each.deliveries > self._attempts:
                 given_up.append(each)
             else:
-                until = each.until - _LEFT * self._lock_seconds
-                found.append(Delivery(change, each.deliveries, until))
+                found.append(self._delivery(change, each))
         if given_up:
             self._give_up(given_up, _NEVER_ACKNOWLEDGED)
         return found
 
     def acknowledge(self, delivery: Delivery) -> None:
         """Note that a change is done. Within half a second, or by `close`, Kafka has it."""
-        self._member.accept(delivery.change.partition, delivery.change.offset)
+        self._member.accept(*delivery.place)
         self._send()
 
     @property
@@ -107,8 +116,45 @@ class Queue:
 
         `close` and the next `receive` do so with all that are not acknowledged.
         """
-        self._member.release(delivery.change.partition, delivery.change.offset)
+        self._member.release(*delivery.place)
         self._send()
+
+    def _delivery(self, change: GroupChange, delivered: Delivered) -> Delivery:
+        until = delivered.until - _LEFT * self._lock_seconds
+        place = delivered.partition, delivered.offset
+        return Delivery(change, delivered.deliveries, until, place)
+
+    def _again(self, delivered: Delivered) -> list[Delivery]:
+        """Return the change that is to be given out again; nothing if that is another queue's."""
+        record = records.decode(UndeliveredRecord, delivered.value, self._retries[0])
+        place = delivered.partition, delivered.offset
+        if (record.pipeline, record.group) != (self._config.pipeline, self._group):
+            self._member.accept(*place)
+            return []
+        why = _NEVER_ACKNOWLEDGED
+        if delivered.deliveries <= self._attempts:
+            try:
+                key, value = undelivered.message(self._config, record)
+            except GapError as error:
+                why = error.what
+            else:
+                partition = record.topic, record.partition
+                change = change_of(self._config, partition, record.offset, key, value)
+                return [self._delivery(change, delivered)]
+        attempts, now_us = record.attempts + delivered.deliveries - 1, time.time_ns() // 1_000
+        noted = msgspec.structs.replace(
+            record,
+            why=why,
+            attempts=attempts,
+            at_us=now_us,
+            state="undelivered",
+            decided_by="",
+            decided_at_us=None,
+        )
+        self._notes.write(undelivered.encoded([noted]))
+        self._member.reject(*place)
+        self._member.send(wait=True)
+        return []
 
     def _give_up(self, given_up: Sequence[Delivered], why: str) -> None:
         now_us = time.time_ns() // 1_000

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.errors import ConfigError, GapError
-from cdc.log import group_records, records
+from cdc.events import row_key
+from cdc.log import acknowledged, group_records, records, topics
 from cdc.log.consumer import LogConsumer
 from cdc.log.group_records import undelivered_key
 from cdc.log.partitions import Range
@@ -62,28 +63,53 @@ def read(config: Config, group: str) -> Iterator[UndeliveredRecord]:
 
 def event(config: Config, record: UndeliveredRecord) -> bytes:
     """Return an event's JSON, read from its place in the log; raise GapError if it is deleted."""
+    return message(config, record)[1]
+
+
+def message(config: Config, record: UndeliveredRecord) -> tuple[bytes | None, bytes]:
+    """Return the key of an event's row and its JSON; raise GapError if it is deleted."""
     partition = record.topic, record.partition
     wanted = Range(record.offset, record.offset + 1)
     with closing(LogConsumer(config)) as consumer:
         consumer.expect_complete(partition, wanted)
         for _, messages in consumer.pieces({partition: wanted}):
             for message in messages:
-                return message.value() or b""
+                return row_key(message.key()), message.value() or b""
     raise GapError(
         f"{record.topic} [{record.partition}] has no event at offset {record.offset}",
         hint=f"it was erased or deleted; `{_command(record.group, 'discard')} {record.id}`",
     )
 
 
-def chosen(config: Config, group: str, ids: tuple[str, ...]) -> list[UndeliveredRecord]:
-    """Return the undelivered events with these ids, or all; raise ConfigError for an unknown id."""
-    there = {each.id: each for each in read(config, group) if each.state == "undelivered"}
+def chosen(
+    config: Config, group: str, ids: tuple[str, ...], *more: UndeliveredState
+) -> list[UndeliveredRecord]:
+    """Return the undelivered events with these ids, or all; raise ConfigError for an unknown id.
+
+    Where ids are given, events in the states `more` are found, too.
+    """
+    states = {"undelivered", *(more if ids else ())}
+    there = {each.id: each for each in read(config, group) if each.state in states}
     if missing := [each for each in ids if each not in there]:
         raise ConfigError(
             f"the {' '.join(group.split('.', 1))} has no undelivered event {missing[0]}",
             hint=f"`{_command(group, 'undelivered')}` lists them",
         )
     return [there[each] for each in ids or there]
+
+
+def queue_again(config: Config, group: str, ids: tuple[str, ...]) -> list[str]:
+    """Give out undelivered events of a queue again, as if for the first time; return their ids.
+
+    The decision is noted first: a member may give one up again at once. So what was noted and not
+    queued, because this process was killed in between, may be named once more.
+    """
+    found = chosen(config, group, ids, "sent again")
+    topic = topics.retries_topic(config)
+    topics.ensure(topics.admin(config), config, [topic])
+    write(config, *(decided(each, "sent again") for each in found))
+    acknowledged.write(config, topic.name, encoded(found))
+    return [each.id for each in found]
 
 
 def discard(config: Config, group: str, ids: tuple[str, ...]) -> list[str]:

@@ -70,3 +70,4 @@ messages_topic = _own("messages")  # logical messages
 snapshot_topic = _own("snapshot")  # the snapshots' state, plans and finished ranges
 followers_topic = _own("followers")  # in which followers report
 groups_topic = _own("groups")  # where groups of readers started, and what webhooks gave up
+retries_topic = _own("retries")  # what queues gave up and are to give out again

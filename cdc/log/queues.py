@@ -29,7 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
-from cdc.log import acknowledged, compaction, group_records, records, topics
+from cdc.log import acknowledged, compaction, group_records, names, records, topics
 from cdc.log.client import settings, translated
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.group_records import QueueRecord, queue_group
@@ -112,7 +112,7 @@ class ShareMember:
                 )
             )
             self._client.set_acknowledgement_commit_callback(self._acknowledged)
-            self._client.subscribe(list(record.topics))
+            self._client.subscribe([*record.topics, names.retries_topic(config.prefix)])
 
     @property
     def has_open(self) -> bool:
@@ -211,7 +211,7 @@ def start(
     Raises GapError if a topic was created again since, ConfigError where Kafka has no share groups.
     """
     client, wanted = topics.admin(config), topics.groups_topic(config)
-    topics.ensure(client, config, [wanted])
+    topics.ensure(client, config, [wanted, topics.retries_topic(config)])
     present = topics.describe(client, list(read))
     if missing := set(read) - present.keys():
         raise ConfigError(

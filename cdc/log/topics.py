@@ -111,6 +111,11 @@ def groups_topic(config: Config) -> Topic:
     return Topic(names.groups_topic(config.prefix), 1, _COMPACTED)
 
 
+def retries_topic(config: Config) -> Topic:
+    """Return the topic of what queues are to give out again."""
+    return Topic(names.retries_topic(config.prefix), 1, _kept(config))
+
+
 def data_topic(config: Config, schema: str, table: str) -> Topic:
     """Return the topic of one table."""
     name = names.data_topic(config.prefix, schema, table)

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,18 @@ from cdc.errors import ConfigError, UnavailableError
 from cdc.log import names
 from cdc.log.group_records import UndeliveredRecord
 from tests.fixtures.commands import environment
+from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int)"
 _GROUP = "queue.work"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What ends with the test."""
+    with ExitStack() as found:
+        yield found
 
 
 def started(pipeline: NewPipeline, rows: int) -> PipelineUnderTest:
@@ -93,6 +102,78 @@ def test_a_change_comes_again_until_it_is_acknowledged_or_given_up(
     assert CliRunner().invoke(queue, ["discard", "work", given_up.id, "--yes"]).exit_code == 0
     [listed] = orjson.loads(CliRunner().invoke(queue, ["list", "--json"]).stdout)
     assert (listed["queue"], listed["undelivered"]) == ("work", 0)
+
+
+def test_what_was_given_up_is_given_out_again_on_request(
+    pipeline: NewPipeline, stack: ExitStack, tmp_path: Path
+) -> None:
+    """By the console, to the queue that gave it up alone, and as often as each change is."""
+    line = started(pipeline, 3)
+    client = stack.enter_context(lockstep.Client(line.config))
+    work, other = (
+        stack.enter_context(client.queue(["public.t"], name, "beginning", attempts=2))
+        for name in ("work", "other")
+    )
+    _until_given_up(line, work, 1)
+    seen = _all_acknowledged(other, 3)
+    [given_up] = undelivered.read(line.config, _GROUP)
+    shown = ConsoleUnderTest(line.config_file, tmp_path / "console.log", "--allow-actions")
+    stack.callback(shown.close)
+    command = f"cdc queue retry work {given_up.id}"
+
+    def retry() -> None:
+        number = shown.act("retry", "work", given_up.id, command)[1]["number"]
+        wait_until(lambda: _exit_code(shown, number) == 0, "it does not end well")
+
+    retry()
+    [decided] = undelivered.read(line.config, _GROUP)
+    assert (decided.state, decided.attempts) == ("sent again", 2)
+    assert decided.decided_by.endswith("by the console, 127.0.0.1")
+    # It is given up again, and noted so.
+    _until_given_up(line, work, 1)
+    [again] = undelivered.read(line.config, _GROUP)
+    assert (again.id, again.state, again.attempts) == (given_up.id, "undelivered", 4)
+    assert again.decided_by == ""
+    retry()
+    [delivery] = next_of(work)
+    assert (delivery.change.seq, delivery.change.key, delivery.attempt) == (1, {"id": 1}, 1)
+    assert delivery.change.after == {"id": 1, "n": 1}
+    assert (delivery.change.partition, delivery.change.offset) == (
+        (given_up.topic, given_up.partition),
+        given_up.offset,
+    )
+    work.acknowledge(delivery)
+    insert(line, 4, 4)
+    assert [each.change.seq for each in next_of(work)] == [4], "it is done"
+    assert sorted(seen + _all_acknowledged(other, 1)) == [1, 2, 3, 4], "the other queue gets none"
+
+
+def _exit_code(shown: ConsoleUnderTest, number: int) -> int | None:
+    listed = shown.get("/api/status")[1]["actions"]
+    code = next(each["exit_code"] for each in listed if each["number"] == number)
+    return None if code is None else int(code)
+
+
+def _until_given_up(line: PipelineUnderTest, work: lockstep.Queue, seq: int) -> None:
+    """Acknowledge everything but one change, until that one is given up."""
+
+    def given_up() -> bool:
+        for delivery in work.receive(0.5):
+            if delivery.change.seq != seq:
+                work.acknowledge(delivery)
+        return any(each.state == "undelivered" for each in undelivered.read(line.config, _GROUP))
+
+    wait_until(given_up, f"seq {seq} is not given up")
+
+
+def _all_acknowledged(work: lockstep.Queue, count: int) -> list[int]:
+    """Acknowledge so many changes; return their seqs."""
+    found = list[int]()
+    while len(found) < count:
+        for delivery in next_of(work):
+            found.append(delivery.change.seq)
+            work.acknowledge(delivery)
+    return found
 
 
 def next_of(work: lockstep.Queue) -> list[lockstep.Delivery]:

@@ -186,6 +186,7 @@ def test_the_error_of_a_command_is_shown_and_a_bugs_places_are_not() -> None:
         ("rebuild", "cache", "", "cdc rebuild cache"),
         ("send", "hook", "p-1-7", "cdc webhook send hook p-1-7"),
         ("discard", "queue.a.b", "p-1-7", "cdc queue discard --yes a.b p-1-7"),
+        ("retry", "a.b", "p-1-7", "cdc queue retry a.b p-1-7"),
     ],
 )
 def test_an_action_is_a_command(action: str, target: str, number: str, command: str) -> None:
@@ -206,6 +207,9 @@ def test_an_action_is_a_command(action: str, target: str, number: str, command: 
         ("send", "other", "p-1-7"),
         ("send", "hook", ""),
         ("discard", "group.x", "p-1-7"),
+        ("retry", "", "p-1-7"),
+        ("retry", "--json", "p-1-7"),
+        ("retry", "mail", ""),
         ("discard", "webhook.", "p-1-7"),
         ("teardown", "", ""),
         ("", "", ""),

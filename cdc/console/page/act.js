@@ -13,6 +13,7 @@ const WORDS = {
   stop: (target, id) => ["snapshot", "stop", id],
   rebuild: (target) => ["rebuild", target],
   send: (target, id) => ["webhook", "send", target, id],
+  retry: (target, id) => ["queue", "retry", target, id],
   discard: (target, id) => [...target.split(/\.(.*)/s, 1), "discard", "--yes", target.split(/\.(.*)/s)[1], id],
 };
 let allowed = false, send = null;
@@ -102,7 +103,7 @@ function letter(each) {
     item.append(element("div", { class: "quiet" }, `${each.state} by ${each.decided_by}, ${new Date(each.decided_at_ms).toLocaleString()}`));
     return item;
   }
-  const decisions = each.kind === "webhook" ? [["Retry", "send", each.name], ["Discard", "discard", `webhook.${each.name}`]] : [["Discard", "discard", `queue.${each.name}`]];
+  const decisions = each.kind === "webhook" ? [["Retry", "send", each.name], ["Discard", "discard", `webhook.${each.name}`]] : [["Retry", "retry", each.name], ["Discard", "discard", `queue.${each.name}`]];
   for (const [word, action, target] of decisions) {
     const button = element("button", { type: "button", "aria-label": `${word} ${each.id} of ${what}` }, word);
     button.disabled = !allowed;
