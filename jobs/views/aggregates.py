@@ -174,9 +174,13 @@ def _joined(rules: Rules, node: exp.GroupConcat, clause: str) -> Value:
     if not (isinstance(separator, exp.Literal) and separator.is_string):
         raise UnsupportedError(f"{what} with a separator that is no literal", "write it")
     by = [each.this for each in order.expressions]
-    texts = {each.this if isinstance(each, exp.Collate) else each for each in (inner, *by[-1:])}
+    if word and by != [inner]:
+        raise UnsupportedError(
+            f"{what} with DISTINCT in another order than by its texts",
+            'write string_agg(DISTINCT a COLLATE "C", \',\' ORDER BY a COLLATE "C")',
+        )
     # Equal texts may change places.
-    if len(texts) > 1 and inner not in by and not rules.order_of_group_is_total(by):
+    if _text_of(inner) not in map(_text_of, by) and not rules.order_of_group_is_total(by):
         raise UnsupportedError(
             f"{what} whose ORDER BY may leave rows in any order",
             "add the text itself to ORDER BY, at the end, or what is unique in each table",
@@ -196,6 +200,11 @@ def _joined(rules: Rules, node: exp.GroupConcat, clause: str) -> Value:
     joined = f"array_join({texts_of}, {string(separator.this)})"
     # Spark's listagg() fails with ORDER BY alongside several DISTINCT ones.
     return Value(f"transform(array({rows}), x -> if(size(x) = 0, NULL, {joined}))[0]", TEXT)
+
+
+def _text_of(node: exp.Expr) -> exp.Expr:
+    """Return a text without its collation, which leaves equal what is equal."""
+    return node.this if isinstance(node, exp.Collate) else node
 
 
 def _part_of_order(rules: Rules, node: exp.Ordered, at: int) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from sqlglot import exp
 
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import DATE, INT4, Type, numeric
+from lockstep.jobs.views.types import DATE, INT4, TIMES, Type, numeric
 from lockstep.jobs.views.values import Rules, Value, coerced, table_of
 
 _TIMESTAMP: Final = Type("timestamp")
@@ -80,21 +80,19 @@ class _Interval(NamedTuple):
 
 
 def moved(rules: Rules, sign: str, node: exp.Expr) -> Value | None:
-    """Return days or an interval added to a date or a timestamp; None if there is neither."""
+    """Return a date or a timestamp with an interval added; None if no side is an interval."""
     left, right = (_plain(node.args[side]) for side in ("this", "expression"))
-    if (interval := _interval(rules, right)) is not None and sign in {"+", "-"}:
+    if sign in {"+", "-"} and (interval := _interval(rules, right)) is not None:
         return _with_interval(rules.value(left), sign, interval)
-    if (interval := _interval(rules, left)) is not None and sign == "+":
+    if sign == "+" and (interval := _interval(rules, left)) is not None:
         return _with_interval(rules.value(right), sign, interval)
-    if sign not in {"+", "-"}:
-        return None
-    one, other = rules.value(left), rules.value(right)
-    if {one.type.name, other.type.name} & {"date", "timestamp", "timestamptz"}:
-        return _days(sign, one, other)
     return None
 
 
-def _days(sign: str, left: Value, right: Value) -> Value:
+def days(sign: str, left: Value, right: Value) -> Value | None:
+    """Return a difference of dates, or days added to one; None if neither is a date or time."""
+    if not {left.type.name, right.type.name} & TIMES:
+        return None
     names = left.type.name, sign, right.type.name
     match names:
         case ("date", "-", "date"):

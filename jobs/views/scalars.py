@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlglot import exp
 
-from lockstep.jobs.views.dates import moved
+from lockstep.jobs.views.dates import days, moved
 from lockstep.jobs.views.quotients import quotient
 from lockstep.jobs.views.refusing import UnsupportedError, written
 from lockstep.jobs.views.types import (
@@ -60,7 +60,8 @@ def _arithmetic(rules: Rules, node: exp.Expr) -> Value:
     sign = _ARITHMETIC[type(node)]
     if (found := moved(rules, sign, node)) is not None:
         return found
-    return combined(sign, rules.value(node.this), rules.value(node.expression))
+    left, right = rules.value(node.this), rules.value(node.expression)
+    return days(sign, left, right) or combined(sign, left, right)
 
 
 def combined(sign: str, left: Value, right: Value) -> Value:

@@ -139,6 +139,8 @@ def test_a_view_that_needs_a_complete_recompute_says_why(name: str) -> None:
           " GROUP BY 1"), "ORDER BY of text in the database's collation"),
         (("SELECT c.id, string_agg(o.state, ',' ORDER BY o.placed, c.id) AS b FROM customers c"
           " LEFT JOIN orders o ON o.customer_id = c.id GROUP BY c.id"), "string_agg() whose"),
+        (("SELECT customer_id AS id, string_agg(DISTINCT state, ',' ORDER BY id) AS b FROM orders"
+          " GROUP BY 1"), "string_agg() with DISTINCT in another order"),
         ("SELECT id, count(DISTINCT id, state) AS b FROM orders GROUP BY id", "of several"),
         ("SELECT id, percentile_disc(id) WITHIN GROUP (ORDER BY id) AS b FROM orders GROUP BY id",
          "percentile_disc() of other than"),
@@ -290,6 +292,11 @@ def test_a_wrong_query_is_refused(sql: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _plan(sql)
     assert says in caught.value.what
+
+
+def test_a_long_sum_is_translated_once() -> None:
+    sum_ = " + ".join(["id"] * 60)
+    assert _plan(f"SELECT id, {sum_} AS b FROM orders").new.count("`id`") > 60
 
 
 def test_a_left_joins_columns_are_no_anchor() -> None:
