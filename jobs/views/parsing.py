@@ -21,6 +21,7 @@ from cdc.events import table_name
 from lockstep.jobs.views.definitions import SCHEMA
 from lockstep.jobs.views.numbering import numbered
 from lockstep.jobs.views.refusing import UnsupportedError, expect_known
+from lockstep.jobs.views.rewriting import rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -167,6 +168,7 @@ def parsed(name: str, sql: str) -> exp.Query:
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise UnsupportedError("what is not a single SELECT", "write one query")
     query = statements[0]
+    rewrite(query)
     expect_known(query)
     # Only a view's own order: one with a LIMIT or DISTINCT ON chooses rows.
     distinct = query.args.get("distinct")

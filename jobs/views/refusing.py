@@ -209,7 +209,7 @@ _GROUPS: Final = (
         "write a query for each grouping, with UNION ALL",
     ),
     ("row()", "a row as a value", "compare the columns, with AND and OR, or select each"),
-    ("any() all()", "which has an array or a query", "write IN, NOT IN, EXISTS or NOT EXISTS"),
+    ("any() all()", "of a query or an array", "write IN, NOT IN, EXISTS or NOT EXISTS"),
     (
         "[]",
         "a subscript",

@@ -52,7 +52,6 @@ _REWRITES: Final = {
     ),
     "offset": ("OFFSET", "as for LIMIT: number the rows, and keep some"),
     "laterals": ("LATERAL", "join a subquery, and number its rows by row_number()"),
-    "windows": ("WINDOW names", "write the window after OVER"),
     "locks": ("FOR UPDATE and the like", "leave it out: a view locks nothing"),
     "sample": ("TABLESAMPLE", "leave it out: its rows are random"),
 }

@@ -468,6 +468,7 @@ MORE_EXPRESSIONS = r"""
   at > d + interval '1 year'
   (at + interval '1 month')::date | d + 7 - interval '1 microsecond' | at + interval '0 days'
   make_date(2000 + s, 2, 28) | make_date(extract(year FROM d)::int, extract(month FROM d)::int, 1)
+  a = ANY(ARRAY[1, NULL, s]) | a <> ALL(ARRAY[1, s]) | t = ANY(ARRAY['B', v]) | k <> ALL(ARRAY[1.0])
   greatest(d, at) | least(at, '2005-01-01') | greatest(ok, a > 0) | least(u, u) | greatest(f, m)
 """
 

@@ -286,12 +286,36 @@ def test_in_with_a_query_is_a_filter_where_null_is_as_good_as_false(where: str) 
         ("SELECT id FROM", "view v"),
         ("SELECT id FROM v", "are made of each other"),
         ("SELECT id FROM orders WHERE id", "WHERE is of type int4"),
+        ('SELECT id, sum(id) OVER W AS b FROM orders WINDOW "W" AS ()', "there is no window W"),
     ],
 )
 def test_a_wrong_query_is_refused(sql: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _plan(sql)
     assert says in caught.value.what
+
+
+_NAMED_WINDOWS = {
+    "sum(id) OVER w": "sum(id) OVER (PARTITION BY state ORDER BY id ROWS 2 PRECEDING)",
+    'lag(id) OVER "V"': "lag(id) OVER (PARTITION BY customer_id ORDER BY id)",
+    "sum(id) OVER (x ORDER BY placed)": "sum(id) OVER (PARTITION BY state ORDER BY placed)",
+    "sum(id) OVER (w2 ROWS 1 PRECEDING)": "sum(id) OVER (PARTITION BY state ORDER BY id"
+    " ROWS 1 PRECEDING)",
+    "id = ANY(ARRAY[1, customer_id])": "id IN (1, customer_id)",
+    "state <> ALL((ARRAY['a', NULL]))": "state NOT IN ('a', NULL)",
+    "NOT id = ANY(ARRAY[1, 2])": "NOT id IN (1, 2)",
+}
+
+
+@pytest.mark.parametrize("written", _NAMED_WINDOWS)
+def test_another_form_of_the_same_is_the_same_view(written: str) -> None:
+    windows = (
+        " WINDOW x AS (PARTITION BY state), w2 AS (x ORDER BY id), W AS (w2 ROWS 2 PRECEDING),"
+        ' "V" AS (PARTITION BY customer_id ORDER BY id)'
+    )
+    found = _plan(f"SELECT id, {written} AS b FROM orders{windows}")
+    other = _plan(f"SELECT id, {_NAMED_WINDOWS[written]} AS b FROM orders")
+    assert found.new == other.new
 
 
 def test_a_long_sum_is_translated_once() -> None:
