@@ -1,11 +1,14 @@
 """Compare stored rows with what Postgres answers to a query.
 
-Postgres itself compares, by its own equality: the rows are sent to it as JSON. Nothing is written,
-and no value of a row is returned.
+Postgres itself reads both, the stored rows as JSON, some at a time, and returns a digest of each
+row's values, which are compared here: so neither side is ever in one value, and the memory is that
+of the digests. Numbers of different scales are equal, and so are the two zeros of a float. Nothing
+is written, and no value of a row is returned.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,10 +18,21 @@ from psycopg import sql
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 # Names in a query without a schema are those of `public`, as in a view.
 _PATH: Final = b"SET LOCAL search_path = public, pg_catalog"
+
+
+_JSON: Final = {"json", "jsonb"}  # which stored rows have as text
+# By type, an expression that has one text for equal values.
+_ALIKE: Final = {
+    "numeric": "trim_scale({})",
+    **dict.fromkeys(("float4", "float8"), "{} + 0"),
+    **dict.fromkeys(_JSON, "{}::jsonb"),
+}
+# Of the answer, that are fetched at a time.
+_ROWS: Final = 10_000
 
 
 class Question(NamedTuple):
@@ -41,29 +55,54 @@ class Differing(NamedTuple):
 
 
 def digest(connection: psycopg.Connection[Any], question: Question) -> str:
-    """Return a digest of the rows that Postgres answers now."""
+    """Return a digest of the rows that Postgres answers now, in any order."""
     query = sql.SQL(
-        "{} SELECT md5(coalesce(string_agg(v::text, chr(10) ORDER BY v::text), '')) FROM v"
+        "{} SELECT concat(count(*), ' ', sum(hashtextextended(v::text, 0)),"
+        " ' ', sum(hashtextextended(v::text, 1))) FROM v"
     ).format(_with(question))
     with _reading(connection):
         (found,) = connection.execute(query, []).fetchone() or ("",)
     return str(found)
 
 
-def compare(connection: psycopg.Connection[Any], question: Question, stored: bytes) -> Differing:
-    """Return how rows, a JSON array of objects, differ from what Postgres answers now."""
+def compare(
+    connection: psycopg.Connection[Any], question: Question, stored: Iterable[bytes]
+) -> Differing:
+    """Return how rows differ from what Postgres answers now.
+
+    `stored` has them in parts, each a JSON array of objects.
+    """
     columns = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL("text" if kind in _JSON else kind))
         for name, kind in question.columns.items()
     )
-    names = sql.SQL(", ").join(map(sql.Identifier, question.columns))
-    query = sql.SQL(
-        "{with_}, s AS (SELECT {names} FROM jsonb_to_recordset(%s::jsonb) AS s ({columns}))"
-        " SELECT (SELECT count(*) FROM (SELECT {names} FROM v EXCEPT ALL SELECT * FROM s) AS m),"
-        " (SELECT count(*) FROM (SELECT * FROM s EXCEPT ALL SELECT {names} FROM v) AS e)"
-    ).format(with_=_with(question), names=names, columns=columns)
-    with _reading(connection):
-        return Differing(*(connection.execute(query, [stored.decode()]).fetchone() or (0, 0)))
+    row = _digested(question)
+    of_stored = sql.SQL("SELECT {} FROM jsonb_to_recordset(%s::jsonb) AS s ({})").format(
+        row, columns
+    )
+    left, missing = Counter[bytes](), 0
+    for part in stored:
+        with _reading(connection):
+            left.update(each for (each,) in connection.execute(of_stored, [part.decode()]))
+    with _reading(connection), connection.cursor("answer") as cursor:
+        cursor.itersize = _ROWS
+        for (each,) in cursor.execute(
+            sql.SQL("{} SELECT {} FROM v").format(_with(question), row), []
+        ):
+            if left[each] > 0:
+                left[each] -= 1
+            else:
+                missing += 1
+    return Differing(missing, left.total())
+
+
+def _digested(question: Question) -> sql.Composable:
+    """Return the expression for the digest of a row: of a text in which equal values are alike."""
+    values = (
+        sql.SQL(_ALIKE.get(kind, "{}")).format(sql.Identifier(name))
+        for name, kind in question.columns.items()
+    )
+    return sql.SQL("decode(md5(ROW({})::text), 'hex')").format(sql.SQL(", ").join(values))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _DAY: Final = date(1970, 1, 1)
 _TIME: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without time zone
 _MILLISECONDS: Final = 3
+_PART_BYTES: Final = 4 << 20  # of rows that Postgres reads at a time
 _FLOATING: Final = {"double precision", "real", "numeric"}
 
 
@@ -66,14 +67,19 @@ class StoredView:
         """Yield the stored rows that readers see, as JSON objects."""
         return (row for _, _, row in sink.contents(self.view.version) if row)
 
-    def as_text(self, rows: Iterable[bytes]) -> bytes:
-        """Return rows as a JSON array that Postgres reads."""
+    def as_text(self, rows: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield rows as JSON arrays that Postgres reads, some rows at a time."""
         kinds = {name: self.view.columns[name] for name in self._columns}
-        found = [
-            {name: _text(row[name], kind) for name, kind in kinds.items()}
-            for row in map(msgspec.json.decode, rows)
-        ]
-        return msgspec.json.encode(found)
+        part, size = list[bytes](), 0
+        for row in map(msgspec.json.decode, rows):
+            part.append(
+                msgspec.json.encode({name: _text(row[name], kind) for name, kind in kinds.items()})
+            )
+            size += len(part[-1])
+            if size > _PART_BYTES:
+                yield b"[%b]" % b",".join(part)
+                part, size = [], 0
+        yield b"[%b]" % b",".join(part)
 
     def shown(self, rows: Iterable[bytes]) -> Iterator[bytes]:
         """Yield rows of the view as the store should show them."""
