@@ -496,6 +496,8 @@ AGGREGATES = r"""
   percentile_disc(0.5) WITHIN GROUP (ORDER BY b) | sum(DISTINCT s) FILTER (WHERE ok)
   avg(DISTINCT k)
   max(at) - interval '1 day' | min(v COLLATE "C") | max(t COLLATE "C") | extract(epoch FROM max(at))
+  string_agg(j ->> 'a', ',' ORDER BY id) | count(DISTINCT (j ->> 'a', ok)) | every(j ? 'a')
+  percentile_disc(0.5) WITHIN GROUP (ORDER BY (j ->> 'a') COLLATE "C") | count(j) FILTER (WHERE ok)
   CASE WHEN every(ok) IS NULL THEN 0 ELSE bit_or(s) END | sum(a) * 2 + count(*) | max(d) - min(d)
 """
 # In partitions like these groups, ordered by what repeats and is NULL, or is unique.
