@@ -16,6 +16,7 @@ from lockstep.jobs.views.types import (
     FLOAT8,
     FLOATS,
     INTEGERS,
+    TEXTS,
     UNKNOWN,
     Type,
     numeric,
@@ -224,13 +225,18 @@ def _exact(precision: int, scale: int, sign: str) -> Type:
 def _named(node: exp.DataType) -> Type:
     name = _TYPES.get(node.this.name)
     if name is None:
-        raise UnsupportedError(f"a cast to {node.sql(dialect='postgres')}", "leave it out")
+        raise UnsupportedError(
+            f"a cast to {node.sql(dialect='postgres')}",
+            "select the column as it is, and cast it where the view is read",
+        )
     given = [int(each.name) for each in node.expressions]
     if name == "numeric" and given:
         precision, scale = given[0], given[1] if len(given) > 1 else 0
         return sized(precision, scale, "a cast")
     if given:
-        raise UnsupportedError(f"a cast to {node.sql(dialect='postgres')}", "cast without (n)")
+        raise UnsupportedError(
+            f"a cast to {node.sql(dialect='postgres')}", "write left(…, n), or cast without (n)"
+        )
     return Type(name)
 
 
@@ -265,9 +271,21 @@ def _converted(value: Value, wanted: Type) -> Value:  # noqa: C901, PLR0911, PLR
             return Value(made, wanted)
         case ("float4" | "float8", b) if b in INTEGERS:
             return Value(f"CAST(rint({sql}) AS {wanted.spark})", wanted)
-    raise UnsupportedError(
-        f"a cast from {kind.title} to {wanted.title}", "select the column as it is"
-    )
+    raise UnsupportedError(f"a cast from {kind.title} to {wanted.title}", _instead(kind, wanted))
+
+
+def _instead(kind: Type, wanted: Type) -> str:
+    """Return what to write in place of a cast."""
+    if kind.name == "timestamptz":
+        return "write (… AT TIME ZONE 'UTC'), and cast that, or select the column as it is"
+    if kind.name == "numeric" and wanted.name in TEXTS:
+        return "give all its values one scale before: round(…, n)::text, or ::numeric(p,s)::text"
+    if kind.name in TEXTS:
+        return (
+            f"keep the value in a column of type {wanted.name}, or cast it where the view is read:"
+            " a text that is none would halt the follower"
+        )
+    return "select the column as it is, and cast it where the view is read"
 
 
 def _or(wanted: Type, kind: Type) -> Type:

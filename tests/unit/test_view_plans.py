@@ -307,6 +307,23 @@ _NAMED_WINDOWS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("cast", "rewrite"),
+    [
+        ("state::int", "keep the value in a column of type int4"),
+        ("(CASE WHEN o.id > 1 THEN 1.5 ELSE 2.50 END)::text", "round(…, n)::text"),
+        ("z::date", "AT TIME ZONE 'UTC'"),
+        ("placed::text", "cast it where the view is read"),
+        ("state::varchar(3)", "left(…, n)"),
+        ("state::interval", "cast it where the view is read"),
+    ],
+)
+def test_a_cast_that_is_refused_has_its_own_rewrite(cast: str, rewrite: str) -> None:
+    with pytest.raises(UnsupportedError, match="a cast") as caught:
+        _plan(f"SELECT o.id, {cast} AS b FROM orders o JOIN odd x ON x.id = o.id")
+    assert rewrite in caught.value.hint
+
+
 @pytest.mark.parametrize("written", _NAMED_WINDOWS)
 def test_another_form_of_the_same_is_the_same_view(written: str) -> None:
     windows = (
