@@ -8,6 +8,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from deltalake import DeltaTable
@@ -29,34 +30,66 @@ _TABLE = (
 _OWN = ("jobs", "sinks", "migrations")
 
 
-def tutorial() -> tuple[str, str, str]:
-    """Return the tutorial's program, the line that submits it, and those for a cluster."""
+class Tutorial(NamedTuple):
+    """Its programs, and the lines that start them: here, on a cluster, and for the proof."""
+
+    program: str
+    comparison: str
+    here: str
+    there: str
+    proof: str
+
+
+def tutorial() -> Tutorial:
     text = (ROOT / "docs" / "SPARK.md").read_text("utf-8").partition("## Tutorial")[2]
     blocks = re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
-    (program, *lines) = (body for _, body in blocks)
-    assert len(program.strip().splitlines()) <= 40
-    here, there = ("\n".join(re.findall(r"^\$ (.+)$", each, re.MULTILINE)) for each in lines)
-    return program, here, there
+    programs = [body for kind, body in blocks if kind == "python"]
+    lines = [
+        "\n".join(re.findall(r"^\$ (.+)$", body, re.MULTILINE))
+        for kind, body in blocks
+        if kind == "console"
+    ]
+    assert all(len(each.strip().splitlines()) <= 40 for each in programs)
+    assert blocks[-1][0] == "console", "it ends by proving itself"
+    return Tutorial(*programs, *lines)
 
 
 def submit(
     line: PipelineUnderTest, folder: Path, cluster: Cluster | None = None
 ) -> subprocess.CompletedProcess[str]:
-    program, command, there = tutorial()
+    found = tutorial()
+    command = found.here
     if cluster:
-        assert "spark://host:7077" in there
-        command = there.replace("spark://host:7077", cluster.master)
-    (folder / "totals.py").write_text(program, "utf-8")
+        assert "spark://host:7077" in found.there
+        command = found.there.replace("spark://host:7077", cluster.master)
+    (folder / "totals.py").write_text(found.program, "utf-8")
     for name in _OWN:
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "__init__.py").write_text("raise AssertionError('the user's own')\n")
+    return typed(command, line, folder, cluster)
+
+
+def prove(line: PipelineUnderTest, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Do the tutorial's last step."""
+    found = tutorial()
+    (folder / "compare.py").write_text(found.comparison, "utf-8")
+    dsn = "host=db.internal dbname=shop"
+    assert dsn in found.proof
+    return typed(found.proof.replace(dsn, line.database.dsn), line, folder)
+
+
+def typed(
+    command: str, line: PipelineUnderTest, folder: Path, cluster: Cluster | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run lines of the tutorial as they are typed, where its folder is one of the test's."""
     config = Path(line.config_file)
     if not (folder / "lockstep.yaml").exists():
         (folder / "lockstep.yaml").write_text(config.read_text("utf-8"), "utf-8")
     cdc = f"cdc() {{ '{sys.executable}' -m cdc.cli.main \"$@\"; }}"
+    python = f"python() {{ '{sys.executable}' \"$@\"; }}"
     own = command.replace("/lake/totals", str(folder / "totals"))
     return subprocess.run(
-        ["bash", "-euc", f"{cdc}\n{own}"],
+        ["bash", "-euc", f"{cdc}\n{python}\n{own}"],
         cwd=folder,
         env={
             **(cluster.env if cluster else os.environ),
@@ -133,6 +166,17 @@ def test_the_view_of_the_tutorial_is_the_databases_and_counts_nothing_twice(
         done = submit(line, tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert totals(tmp_path) == in_database(line)
+        proved = prove(line, tmp_path)
+        assert proved.returncode == 0, proved.stdout + proved.stderr
+        assert "complete and unaltered" in proved.stdout
+        many = len(in_database(line))
+        assert proved.stdout.endswith(
+            f"proved: the totals of {many} customers are what Postgres answers\n"
+        )
+    line.database.execute("UPDATE orders SET amount = 0 WHERE customer = 'c3'")
+    refuted = prove(line, tmp_path)
+    assert refuted.returncode == 1
+    assert "not what Postgres answers, of these customers: ['c3']" in refuted.stderr
     if steps > 1:
         line.database.execute("TRUNCATE orders")
         in_log(line)
