@@ -107,6 +107,10 @@ class SilentError(UnavailableError):
     """Postgres sends nothing for longer than its timeout: it is down, or encodes a huge row."""
 
 
+class UnreadableError(UnavailableError):
+    """A broker's copy of some records can't be decoded; that of another broker may be sound."""
+
+
 class SpoolError(CDCError):
     """A streamed transaction can't be written to or read from the spool: disk full, or broken."""
 

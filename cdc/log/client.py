@@ -20,6 +20,7 @@ from cdc.errors import (
     OutcomeUnknownError,
     PermissionDeniedError,
     UnavailableError,
+    UnreadableError,
 )
 from cdc.log.broker_log import BrokerLog, without_values
 from cdc.runtime.waiting import slow
@@ -87,6 +88,11 @@ _FENCED: Final = {
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
 }
 _MISFIT: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD}
+_UNREADABLE: Final = {
+    KafkaError._BAD_COMPRESSION,  # noqa: SLF001
+    KafkaError._BAD_MSG,  # noqa: SLF001
+    KafkaError.INVALID_MSG,
+}
 
 # How long a refusal explains why no broker answers.
 _REFUSAL_SECONDS: Final = 60.0
@@ -203,6 +209,12 @@ def translate(error: KafkaError, doing: str) -> CDCError:
     if error.fatal() or error.txn_requires_abort():
         return OutcomeUnknownError(
             what, hint="the daemon starts over from the resume record by itself"
+        )
+    if code in _UNREADABLE:
+        return UnreadableError(
+            what,
+            hint="the broker's files are damaged: `cdc prove` names the ranges; have a replica with"
+            " sound files lead the partition",
         )
     why = _brokers.failures() if code in _AWAY else ""
     return UnavailableError(

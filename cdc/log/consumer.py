@@ -25,7 +25,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from cdc.errors import CDCError, GapError, UnavailableError
+from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.log import absence
 from cdc.log.client import NOT_THERE, settings, translate, translated, watermarks
 from cdc.log.partitions import Partition, Range
@@ -61,10 +61,12 @@ class LogConsumer:
         skip_deleted: bool = False,
         wait_ms: int = 20,
         wait_bytes: int = 1,
+        checks_crcs: bool = False,
     ) -> None:
         """Connect. A broker that has less than `wait_bytes` answers after `wait_ms`, else at once.
 
-        Each answer costs the broker a look at every partition that is read.
+        Each answer costs the broker a look at every partition that is read. With `checks_crcs`
+        batches that were altered on the broker's disk raise UnreadableError, and are not decoded.
         """
         self._config = config
         # The offset after the newest record of each partition that is read, or after the
@@ -87,6 +89,7 @@ class LogConsumer:
                         "auto.offset.reset": "earliest" if skip_deleted else "error",
                         "fetch.wait.max.ms": wait_ms,
                         "fetch.min.bytes": wait_bytes,
+                        "check.crcs": checks_crcs,
                         # The default of a second stalls a reader whose queue was full for a moment.
                         "fetch.queue.backoff.ms": 5,
                     },
@@ -245,9 +248,11 @@ class LogConsumer:
         """Return the error that nothing arrives, or raise the gap that is its cause."""
         for partition in self._ends:
             self.remaining(partition, ranges[partition])
-        return UnavailableError(
-            f"reading {next(iter(self._ends))[0]}: nothing arrived for {_SILENCE_SECONDS:.0f} s",
-            hint="see that the brokers run and log.bootstrap_servers is right",
+        topic, number = next(iter(self._ends))
+        return UnreadableError(
+            f"reading {topic} [{number}]: nothing arrived for {_SILENCE_SECONDS:.0f} s, although"
+            " its leader answers",
+            hint="see that the brokers run; if it stays so, the leader's files are damaged",
         )
 
     # --- what arrives ---

@@ -11,8 +11,8 @@ from contextlib import closing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.errors import GapError
-from cdc.log import compaction, names, records, topics
+from cdc.errors import CDCError, GapError, UnreadableError
+from cdc.log import compaction, digests, names, reader, records, topics
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.verify.digests import CutCheck, FrontierChain
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.partitions import Partition
-    from cdc.log.records import FrontierRecord
+    from cdc.log.records import FrontierRecord, ResumePosition
+    from cdc.verify.digests import SpanCheck
 
 # How many events are read at a time, unless one frontier counts more.
 _MOST_EVENTS: Final = 200_000
@@ -56,14 +57,22 @@ class KnownChains(NamedTuple):
 
 def prove(config: Config, upto: LSN | None = None, known: KnownChains | None = None) -> TopicsProof:
     """Read and compare everything up to an LSN, or to the newest frontier."""
-    with closing(RangeReader(config)) as reader:
-        return _Proving(config, reader, upto, known or KnownChains()).run()
+    # Read before the frontiers: those that it states are in the log then.
+    resume = reader.read_resume(config)
+    with closing(RangeReader(config, checks_crcs=True)) as ranges:
+        return _Proving(config, ranges, upto, known or KnownChains(), resume and resume[1]).run()
 
 
 class _Proving:
     def __init__(
-        self, config: Config, reader: RangeReader, upto: LSN | None, known: KnownChains
+        self,
+        config: Config,
+        reader: RangeReader,
+        upto: LSN | None,
+        known: KnownChains,
+        resume: ResumePosition | None,
     ) -> None:
+        self._resume = resume
         self._config, self._reader, self._upto, self._known = config, reader, upto, known
         self._topic = names.frontier_topic(config.prefix)
         self._ends: dict[Partition, int] = {}
@@ -77,6 +86,7 @@ class _Proving:
         self._events = self._undigested = 0
         self._anchored = False
         self._above: int | None = None
+        self._has_newest = False  # whether a frontier has the chain that the resume record states
 
     def run(self) -> TopicsProof:
         batch: list[FrontierRecord] = []
@@ -88,6 +98,7 @@ class _Proving:
                 self._compare(batch)
                 batch, events = [], 0
         self._compare(batch)
+        self._expect_end()
         last = self._last
         return TopicsProof(
             self._from,
@@ -104,31 +115,61 @@ class _Proving:
 
     def _frontiers(self) -> Iterator[FrontierRecord]:
         """Yield the frontier records, each after its place in the chain was checked."""
+        for offset, published_ms, key, value in self._messages():
+            at = f"{self._topic} [0] offset {offset}"
+            try:
+                record = records.decode(records.FrontierRecord, value, self._topic)
+            except CDCError:
+                self._findings.append(f"{at}: a frontier record that can't be read")
+                continue
+            if record.pipeline != self._config.pipeline:
+                if record.chain and digests.chain(record) != record.chain:
+                    self._findings.append(f"{at}: does not match its own chain: it was altered")
+                continue
+            if self._upto is not None and record.lsn > self._upto:
+                return
+            if key != records.frontier_key(record.pipeline):
+                self._findings.append(f"{at}: the frontier {record.lsn} has another key")
+            if self._above is None:
+                self._above = _above(record)
+            self._findings += [
+                f"{at}: the frontier {record.lsn} (seq {record.seq}) {each.what}"
+                for each in self._chain.add(record)
+            ]
+            self._last, self._published_ms = record, published_ms
+            self._compare_chain(record)
+            yield record
+
+    def _messages(self) -> Iterator[tuple[int, int, bytes | None, bytes]]:
+        """Yield offset, time, key and value of each frontier record, up to an unreadable one."""
         place = (self._topic, 0)
-        with closing(RangeReader(self._config)) as own:
-            for _, messages in own.pieces(own.confirmed([place])):
-                for message in messages:
-                    value = message.value() or b""
-                    record = records.decode(records.FrontierRecord, value, self._topic)
-                    if record.pipeline != self._config.pipeline:
-                        continue
-                    if self._upto is not None and record.lsn > self._upto:
-                        return
-                    if self._above is None:
-                        self._above = _above(record)
-                    found = self._chain.add(record)
-                    offset = message.offset()
-                    self._findings += [
-                        f"{self._topic} [0] offset {offset}: the frontier {record.lsn} (seq"
-                        f" {record.seq}) {each.what}"
-                        for each in found
-                    ]
-                    self._last, self._published_ms = record, message.timestamp()[1]
-                    self._compare_chain(record)
-                    yield record
+        with closing(RangeReader(self._config, checks_crcs=True)) as own:
+            try:
+                for _, messages in own.pieces(own.confirmed([place])):
+                    for each in messages:
+                        at_ms, value = each.timestamp()[1], each.value() or b""
+                        yield each.offset() or 0, at_ms, each.key(), value
+            except UnreadableError as error:
+                self._findings.append(f"{self._topic} [0] can't be read to its end: {error.what}")
+
+    def _expect_end(self) -> None:
+        """Check that the newest frontier is not older than the one that the resume record states.
+
+        Of a newer one it may be that retention has deleted those before.
+        """
+        resume, last = self._resume, self._last
+        if resume is None or last is None or self._upto is not None or self._has_newest:
+            return
+        stated = resume.seq - sum(resume.chunks)
+        if resume.chain and last.seq <= stated:
+            self._findings.append(
+                f"{self._topic} ends with the frontier {last.lsn} (seq {last.seq}): a newer one, of"
+                f" seq {stated}, which the resume record states, is missing or was altered"
+            )
 
     def _compare_chain(self, record: FrontierRecord) -> None:
         self._anchored |= record.chain == self._known.anchor
+        self._has_newest |= self._resume is not None and record.chain == self._resume.chain
         expected = self._known.chains.get((record.lsn, record.seq), record.chain)
         if expected != record.chain:
             at = f"the frontier {record.lsn} (seq {record.seq})"
@@ -150,7 +191,7 @@ class _Proving:
             self._findings.append(f"{seqs}: {error.what}")
             return
         kept = {each: wanted for each, wanted in ranges.items() if left[each] == wanted}
-        is_complete = self._read(CutCheck(batch), kept, seqs)
+        is_complete = self._read(batch, kept, seqs)
         if not is_complete:
             self._from = None
         elif kept == ranges and self._from is None:
@@ -171,16 +212,10 @@ class _Proving:
             self._move(record)
         return ranges
 
-    def _read(self, check: CutCheck, ranges: dict[Partition, Range], seqs: str) -> bool:
-        """Compare the records in the ranges; return whether none of them was compacted."""
+    def _read(self, batch: list[FrontierRecord], ranges: dict[Partition, Range], seqs: str) -> bool:
+        """Compare the records in the ranges; return whether all of them could be compared."""
         before = len(self._compacted)
-        checks = {each: check.partition(each) for each in ranges}
-        for partition, messages in self._reader.pieces(ranges):
-            checks[partition].add(
-                [message.offset() or 0 for message in messages],
-                [message.key() for message in messages],
-                [message.value() for message in messages],
-            )
+        checks = self._fed(batch, ranges, seqs)
         for partition, each in checks.items():
             start, end = ranges[partition]
             for found in each.finish():
@@ -188,7 +223,36 @@ class _Proving:
                 compacted = found.is_short and self._may_be_compacted(found.topic)
                 to = self._compacted if compacted else self._findings
                 to.append(f"{place} ({seqs}) {found.what}")
-        return len(self._compacted) == before
+        return len(self._compacted) == before and len(checks) == len(ranges)
+
+    def _fed(
+        self, batch: list[FrontierRecord], ranges: dict[Partition, Range], seqs: str
+    ) -> dict[Partition, SpanCheck]:
+        """Return the checks of partitions with their records, but of those that can't be read."""
+        try:
+            return self._feed(batch, ranges)
+        except UnreadableError:
+            checks: dict[Partition, SpanCheck] = {}
+        for (topic, number), (start, end) in ranges.items():
+            try:
+                checks |= self._feed(batch, {(topic, number): Range(start, end)})
+            except UnreadableError as error:
+                place = f"{topic} [{number}] offsets {start} to {end - 1} ({seqs})"
+                self._findings.append(f"{place} can't be read: {error.what}")
+        return checks
+
+    def _feed(
+        self, batch: list[FrontierRecord], ranges: dict[Partition, Range]
+    ) -> dict[Partition, SpanCheck]:
+        check = CutCheck(batch)
+        checks = {each: check.partition(each) for each in ranges}
+        for partition, messages in self._reader.pieces(ranges):
+            checks[partition].add(
+                [message.offset() or 0 for message in messages],
+                [message.key() for message in messages],
+                [message.value() for message in messages],
+            )
+        return checks
 
     def _may_be_compacted(self, topic: str) -> bool:
         """Whether Kafka compacts the topic, and the newest frontier is older than the lag."""

@@ -22,6 +22,7 @@ TABLE = {
     errors.OvertakenError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SilentError: (Policy.BACKOFF, Exit.UNAVAILABLE),
+    errors.UnreadableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SlotBusyError: (Policy.BACKOFF, Exit.TEMPORARY),
