@@ -1,9 +1,10 @@
 """Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
 
 Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load, during
-snapshots, in followers, around the archive. Each run draws a new seed, unless `--seed` names one.
-Each attack prints its figures as one line of JSON; `--write FILE` keeps them all, with what repeats
-them. Ends with an exit code other than 0 as soon as one of them finds something.
+snapshots, in followers, around the archive; states of the past in each store. Each run draws a new
+seed, unless `--seed` names one. Each attack prints its figures as one line of JSON; `--write FILE`
+keeps them all, with what repeats them. Ends with an exit code other than 0 as soon as one of them
+finds something.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ ROOT: Final = Path(__file__).parents[1]
 # The share of the fuzzed inputs for each target: the readers of the stream's bytes get most.
 _SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
 _ARCHIVES_AT_ONCE: Final = 3
-_PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot", "followers", "archives")
+_PARTS: Final = (
+    *("simulation", "fuzz", "model", "faults", "snapshot", "followers", "archives", "past"),
+)
 
 
 class FoundError(Exception):
@@ -188,6 +191,16 @@ def archives(chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def past(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Fill each store with the source's states at random LSNs of a workload."""
+    began = time.monotonic()
+    env = {"LOCKSTEP_PAST_STATES": str(chosen.states), "LOCKSTEP_SEED": str(chosen.seed)}
+    test = "tests/integration/test_past_lsns.py"
+    _run("pytest", "-q", test, "--tier", "all", "-p", "no:randomly", **env)
+    seconds = round(time.monotonic() - began, 1)
+    return {"seed": chosen.seed, "states": chosen.states, "seconds": seconds}
+
+
 def summary(figures: dict[str, Any]) -> str:
     """Return in words what the figures are: a paragraph of docs/GUARANTEES.md."""
     faults, fuzz, rounds = (figures[name] for name in ("faults", "fuzz", "followers"))
@@ -229,6 +242,7 @@ def main() -> int:
     parser.add_argument("--followers", type=int, default=50, help="rounds of followers with faults")
     parser.add_argument("--reads", type=int, default=500, help="reads at random frontiers")
     parser.add_argument("--archives", type=int, default=50, help="rounds around the archive")
+    parser.add_argument("--states", type=int, default=30, help="states of the past, in each store")
     parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()
@@ -244,6 +258,7 @@ def main() -> int:
         "snapshot": snapshot,
         "followers": followers,
         "archives": archives,
+        "past": past,
     }
     for name, attack in attacks.items():
         if chosen.only in (None, name):

@@ -110,6 +110,8 @@ class Workload:
 
 
 @pytest.mark.commit("a state of the past in each store")
+@pytest.mark.long("more states", again=True)
+@pytest.mark.timeout(600 + 60 * STATES)
 def test_each_store_is_filled_with_the_state_of_a_random_lsn(
     pipeline: NewPipeline,
     redis_client: redis.Redis,
@@ -130,7 +132,7 @@ def test_each_store_is_filled_with_the_state_of_a_random_lsn(
         log={"kafka": {"message.max.bytes": 60_000}},
     )
     made.start().wait_ready()
-    kept, seed = Past(Archived(made), tmp_path, redis_client), first_seed()
+    kept, seed = Past(Archived(made), tmp_path, redis_client), first_seed("LOCKSTEP_PAST_STATES")
     workload, states = Workload(kept.archived, Random(seed)), list[tuple[LSN, State]]()
     with workload.running():
         for number in range(STATES):
@@ -151,9 +153,9 @@ def test_each_store_is_filled_with_the_state_of_a_random_lsn(
             assert isinstance(rebuild, Rebuild)
             outcome = rebuild.as_of(lsn)
             found = kept.at(name, outcome.generation)
-            assert differences(found, wanted) == {}, (name, lsn)
+            assert differences(found, wanted) == {}, (name, lsn, seed)
             kept.sink(name).drop(outcome.generation)  # type: ignore[attr-defined]
-        assert differences(_in_sqlite(kept, lsn), wanted) == {}, ("copy", lsn)
+        assert differences(_in_sqlite(kept, lsn), wanted) == {}, ("copy", lsn, seed)
 
 
 def differences(found: State, wanted: State) -> dict[tuple[str, int], tuple[object, object]]:
