@@ -80,7 +80,11 @@ class _Plan:
             if new != was and was.casefold() in stored
         }
         kinds = dict(wanted(altered.version))
-        added = {new: json for new, json in altered.missing.items() if new in kinds}
+        # A mirror may lack a column without values, which is added with the next rows.
+        lacked = {
+            new: _NULL for new, was in altered.sources.items() if was.casefold() not in stored
+        }
+        added = {new: json for new, json in (altered.missing | lacked).items() if new in kinds}
         taken = {each.casefold() for each in (*self.moved.values(), *added)}
         kept = [f for f in fields if f["name"] in self.moved or f["name"].casefold() not in taken]
         values = any(value != _NULL for value in added.values())

@@ -305,6 +305,25 @@ def test_the_rows_of_a_mirror_are_the_tables(seed: int, steps: int) -> None:
         _follow(seed, steps, lambda: DeltaSink(made), lambda: _delta(folder))
 
 
+def test_a_renamed_column_without_values_replaces_a_dropped_one() -> None:
+    """A mirror keeps what was dropped, and has no column yet that is NULL everywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = DeltaSettings("shop", "mirror", "shop", folder)
+        model = Model(Random(1), columns={2: Column("a", None)}, highest=2)
+        follower = Follower(model, lambda: DeltaSink(made))
+        for _ in range(4):
+            model.write()
+        follower.take(kill=False)
+        del model.columns[2]
+        model.describe()
+        model.columns[3], model.highest = Column("b", None), 3
+        model.describe()
+        model.columns[3].name = "a"
+        model.describe()
+        follower.take(kill=False)
+        assert shown_of(_delta(folder), model) == model.shown()
+
+
 def _follow(seed: int, steps: int, sink: Any, rows: Any) -> None:  # noqa: ANN401 - makes sinks, reads rows
     model = Model(Random(seed))
     follower = Follower(model, sink)
