@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.events import LSN
+from tests.fixtures.archived import Archived
 from tests.fixtures.browser import complaints, findings, requested, show_as
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -251,6 +253,170 @@ def test_a_button_runs_the_command_that_is_shown(page: Page, browser: Chrome) ->
     assert command in text(browser, "#acts")
     wait_until(lambda: "read" in text(browser, "#tail"), "no row is read again")
     wait_until(lambda: "is read again" in text(browser, "#incidents"), "it is not noted")
+
+
+def visit(
+    line: PipelineUnderTest, browser: Chrome, stack: ExitStack, log: Path, *options: str
+) -> ConsoleUnderTest:
+    """Start a console and open its page, as a browser does that was never there."""
+    file = line.write("console.yaml", http__listen=f"127.0.0.1:{line.daemon.port}")
+    shown = ConsoleUnderTest(file, log, *options)
+    stack.callback(shown.close)
+    show_as(browser, 1280)
+    browser.get(f"http://127.0.0.1:{shown.port}/")
+    return shown
+
+
+def test_explain_shows_every_version_of_a_row_from_the_archive(
+    pipeline: NewPipeline, browser: Chrome, stack: ExitStack, tmp_path: Path
+) -> None:
+    line = pipeline(
+        *_TABLES,
+        followers=FOLLOWERS,
+        archive={"path": str(tmp_path / "archive")},
+        source={"canary_seconds": 0},
+    )
+    line.start().wait_ready()
+    line.database.execute(
+        "INSERT INTO t VALUES (7, 'one')",
+        "UPDATE t SET note = '<b>two</b>' WHERE id = 7",
+        "DELETE FROM t WHERE id = 7",
+    )
+    Archived(line).reach()
+    FakeFollower(line.config).report(lsn=LSN(1), seq=2)
+    visit(line, browser, stack, tmp_path / "console.log")
+    wait_until(lambda: "cache" in text(browser, "#flow"), "the stores are not known")
+    write_in(browser, "#explain-table", "public.t")
+    write_in(browser, "#explain-key", "7")
+    click(browser, "#explain-form button")
+    wait_until(lambda: "insert" in text(browser, "#explain"), "it explains nothing", 60)
+    assert count(browser, "#explain .rows > li") == 3
+    # The newest first.
+    deleted, updated, inserted = (
+        text(browser, f"#explain .rows > li:nth-child({number})") for number in (1, 2, 3)
+    )
+    for seq, found, op in ((3, deleted, "delete"), (2, updated, "update"), (1, inserted, "insert")):
+        assert op in found
+        assert f"seq {seq} · 0/" in found
+        assert "transaction " in found
+        assert "from the archive" in found
+        assert ("cache has it" if seq <= 2 else "cache not yet") in found
+    assert "note=one → <b>two</b>" in updated
+    write_in(browser, "#explain-key", "8")
+    click(browser, "#explain-form button")
+    wait_until(lambda: count(browser, "#explain .rows > li") == 0, "a row that never was", 60)
+    assert complaints(browser) == []
+
+
+def test_the_tail_pauses_and_shows_what_is_asked_for(
+    page: Page, line: PipelineUnderTest, browser: Chrome
+) -> None:
+    page()
+    number = iter(range(1_000, 100_000))
+
+    def written(*statements: str) -> str:
+        """Commit statements with a number of their own; return what marks their rows."""
+        mark = f"mark{next(number)}"
+        line.database.execute(*(each.format(mark) for each in statements))
+        return mark
+
+    def appears(statement: str) -> None:
+        """Commit it again and again: a stream that has just started shows what comes after it."""
+        marks = list[str]()
+
+        def shows() -> bool:
+            marks.append(written(statement))
+            return any(mark in text(browser, "#tail") for mark in marks)
+
+        wait_until(shows, f"{statement} is not shown")
+
+    of_t, of_evil = (
+        f"UPDATE {name} SET note = '{{}}' WHERE id = 7" for name in ("t", f'"{_EVIL}"')
+    )
+    appears(of_t)
+    click(browser, "#pause")
+    assert text(browser, "#pause") == "Continue"
+    mark = written(of_t, of_evil)
+    # What was committed before the pause may arrive after it.
+    more = r"paused, ([2-9]|\d\d+) newer"
+    wait_until(lambda: re.search(more, text(browser, "#tail-note")), "they are not counted")
+    assert mark not in text(browser, "#tail")
+    click(browser, "#pause")
+    wait_until(lambda: text(browser, "#tail").count(mark) == 2, "they are not shown then")
+    # By table.
+    write_in(browser, "#tail-table", "public.t")
+    appears(of_t)
+    assert _EVIL not in text(browser, "#tail")
+    mark = written(of_evil, of_t)
+    wait_until(lambda: mark in text(browser, "#tail"), "it is not shown")
+    assert text(browser, "#tail").count(mark) == 1
+    assert _EVIL not in text(browser, "#tail")
+    # By operation.
+    for op in ("c,r", "u", "m"):
+        click(browser, f"[name=op][value='{op}']")
+    deletes = "DELETE FROM t WHERE id = (SELECT max(id) FROM t)"
+
+    def deleted() -> bool:
+        written(of_t, deletes)
+        return "delete" in text(browser, "#tail")
+
+    wait_until(deleted, "no delete is shown")
+    assert "update" not in text(browser, "#tail")
+    # By key.
+    click(browser, "[name=op][value=u]")
+    write_in(browser, "#tail-key", "8")
+    appears("UPDATE t SET note = '{}' WHERE id = 8")
+    mark = written(of_t, "UPDATE t SET note = '{}' WHERE id = 8")
+    wait_until(lambda: mark in text(browser, "#tail"), "it is not shown")
+    assert "id=7" not in text(browser, "#tail")
+    assert complaints(browser) == []
+
+
+def test_a_token_is_asked_for_and_kept_for_the_tab_alone(
+    line: PipelineUnderTest, browser: Chrome, stack: ExitStack, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
+    right = token.read_text("utf-8").strip()
+    log = tmp_path / "console.log"
+    shown = visit(line, browser, stack, log, "--token-file", str(token))
+
+    def asks() -> bool:
+        return bool(
+            browser.execute_script(
+                "return document.getElementById('login').checkVisibility()"
+                " && !document.getElementById('console').checkVisibility()"
+            )
+        )
+
+    def give(value: str) -> None:
+        write_in(browser, "#token", value)
+        click(browser, "#login button")
+
+    wait_until(asks, "it asks for no token")
+    assert text(browser, "#login-error") == ""
+    give("f" * 32)
+    wait_until(lambda: "not accepted" in text(browser, "#login-error"), "any token is accepted")
+    assert asks()
+    assert line.config.pipeline not in browser.page_source, "data are shown"
+    give(right)
+    wait_until(lambda: "has never run" in text(browser, "#causes"), "no verdict is shown")
+    assert not asks()
+    browser.refresh()
+    wait_until(lambda: "has never run" in text(browser, "#causes"), "the tab has forgotten it")
+    # Another tab starts without; a link brings it, and leaves none in the address.
+    browser.execute_script("sessionStorage.clear()")
+    browser.refresh()
+    wait_until(asks, "it is kept elsewhere")
+    browser.get("about:blank")
+    browser.get(f"http://127.0.0.1:{shown.port}/#token={right}")
+    wait_until(lambda: "has never run" in text(browser, "#causes"), "the link brings none")
+    assert browser.current_url == f"http://127.0.0.1:{shown.port}/"
+    assert right not in browser.page_source
+    assert right not in str(requested(browser))
+    browser.execute_script("sessionStorage.clear()")
+    assert shown.close() == 0
+    assert right not in shown.log_file.read_text("utf-8")
 
 
 def asked(alert: object) -> bool:

@@ -22,8 +22,10 @@ if (given) {
 }
 
 async function request(path, options = {}, headers = {}) {
-  const answer = await fetch(path, { ...options, headers: token ? { ...headers, authorization: `Bearer ${token}` } : headers, credentials: "omit", redirect: "error" });
-  if (answer.status === 401) ask(token ? "this token is not accepted" : "");
+  // Several requests run at once: an answer is about the token that was sent, not about a newer one.
+  const sent = token;
+  const answer = await fetch(path, { ...options, headers: sent ? { ...headers, authorization: `Bearer ${sent}` } : headers, credentials: "omit", redirect: "error" });
+  if (answer.status === 401 && (sent === token || !token)) ask(sent ? "this token is not accepted" : "");
   return answer;
 }
 
