@@ -28,7 +28,7 @@ _LEAST_BYTES, _MOST_BYTES = 24, 64  # of a secret, by the specification
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
 # A receiver that is away, not one that refuses an event.
 _AWAY: Final = frozenset({429, 502, 503, 504})
-_RESOLVED_SECONDS: Final = 10.0
+RESOLVED_SECONDS: Final = 10.0
 _OK: Final = range(200, 300)
 _NO_MORE: Final = 410
 # How many idle connections to one address are kept.
@@ -139,7 +139,7 @@ class Sender:
         address, until = self._resolved
         if time.monotonic() >= until:
             address = addresses.resolve(self._host, self._port, self._allowed, public=self._https)
-            self._resolved = address, time.monotonic() + _RESOLVED_SECONDS
+            self._resolved = address, time.monotonic() + RESOLVED_SECONDS
         return address
 
     def _pool(self, address: str) -> urllib3.HTTPConnectionPool:

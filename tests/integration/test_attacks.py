@@ -178,7 +178,7 @@ def test_a_name_that_is_rebound_between_check_and_connection_reaches_only_what_w
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
     # Each request looks the name up, once.
-    monkeypatch.setattr(sending, "_RESOLVED_SECONDS", 0.0)
+    monkeypatch.setattr(sending, "RESOLVED_SECONDS", 0.0)
     with (
         HostileReceiver(sends(_OK + _EMPTY)) as checked,
         HostileReceiver(sends(_OK + _EMPTY), "127.0.0.2", checked.port) as internal,

@@ -165,7 +165,9 @@ State = tuple[dict[str, Any], Level, str, int]
 
 def states() -> dict[str, State]:
     """Return each state by name, as of now: what is changed, level, words, exit code."""
-    return states_of_the_log() | states_of_snapshots_and_followers() | states_of_webhooks()
+    return (
+        states_of_the_log() | states_of_snapshots() | states_of_followers() | states_of_webhooks()
+    )
 
 
 def states_of_the_log() -> dict[str, State]:
@@ -238,8 +240,8 @@ def states_of_the_log() -> dict[str, State]:
     }  # fmt: skip
 
 
-def states_of_snapshots_and_followers() -> dict[str, State]:
-    """Return the states of incremental snapshots and followers."""
+def states_of_snapshots() -> dict[str, State]:
+    """Return the states of topics and of incremental snapshots."""
     return {
         "Kafka compacts a topic": (
             {"daemon": _COMPACTED}, Level.FAILED, "cleanup.policy is compact for x.public.t", 1,
@@ -271,6 +273,11 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
             {"incomplete_topics": (_RENAMED,), "incremental_snapshots": (live(emptied_under=3),)},
             Level.DEGRADED, "the topic of public.t is incomplete", 0,
         ),
+    }  # fmt: skip
+
+
+def states_of_followers() -> dict[str, State]:
+    return {
         "a follower halts": (
             {"followers": (follower(state="halted", what="a gap"),)},
             Level.FAILED, "cache has halted: a gap", 78,
