@@ -114,7 +114,8 @@ class Writer:
             partitions=((self.topic, 0, events, events),),
         )
         topic = topics.internal_topics(self.config)[1].name
-        self._producer.produce(topic, records.encode(record))
+        key = records.frontier_key(record.pipeline)
+        self._producer.produce(topic, records.encode(record), key)
         self._producer.flush()
 
 
