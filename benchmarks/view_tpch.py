@@ -72,6 +72,14 @@ class _Files:
                     yield row.rstrip(b"|\n") + b"\n"
 
 
+# Postgres answers the queries after each refresh: without these it takes four minutes.
+_QUICK_ANSWERS: Final = (
+    b"CREATE INDEX ON lineitem (l_partkey, l_suppkey)",
+    b"CREATE INDEX ON orders (o_custkey)",
+    b"ANALYZE",
+)
+
+
 def run(options: Options) -> dict[str, Any]:
     """Run the workload and return its result."""
     views, rewritten, refused, elsewhere = _views()
@@ -88,6 +96,8 @@ def run(options: Options) -> dict[str, Any]:
                 say(f"filling {name}")
                 shown.execute({name: files.first(name)})
             shown.wait_for_mirrors()
+            for statement in _QUICK_ANSWERS:
+                connection.execute(statement)
             with shown.viewed() as family:
                 cuts = _refreshed(shown, files, family)
                 ways = shown.ways()
