@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -26,6 +25,7 @@ from cdc.log import names, reader
 from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Range
 from cdc.log.row_keys import log_keys, one_table
+from cdc.log.row_versions import RowEvent, RowSource, iso, version_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,27 +44,18 @@ _LEAST: Final = 100
 # Of one answer and partition; a row with more is shown in several.
 MOST_HITS: Final = 200
 _MOST_BYTES: Final = 4 << 20
-_OPS: Final = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 
 
 class _Dead(msgspec.Struct):
     columns: tuple[str, ...] = ()
 
 
-class _Source(msgspec.Struct):
-    seq: int
-    commit_lsn: str
-    ts_us: int
-    tx: int | None = msgspec.field(default=None, name="txId")
-    unchanged: tuple[str, ...] = ()
+class _Source(RowSource, kw_only=True):
     dead: _Dead | None = None
 
 
-class _Event(msgspec.Struct):
-    op: str
+class _Event(RowEvent, kw_only=True):
     source: _Source
-    before: dict[str, Any] | None = None
-    after: dict[str, Any] | None = None
 
 
 _decode: Final = msgspec.json.Decoder(_Event).decode
@@ -213,7 +204,7 @@ class KeySearch:
                 "events": self._read,
                 "complete": not left,
                 "lsn": str(back.lsn) if back and back.lsn else None,
-                "at": _iso(back.ts_us) if back and back.lsn else None,
+                "at": iso(back.ts_us) if back and back.lsn else None,
                 # Of partitions that are read to their beginning, nothing is left.
                 "before": ",".join(
                     f"{each[1]}:{side.start}" for each, side in sorted(left.items())
@@ -235,48 +226,14 @@ def versions(found: list[bytes], *, is_first: bool) -> list[dict[str, Any]]:
         source = event.source
         if event.op == "t" and is_deleted:
             continue
-        before = None
-        if event.op != "c" and (known or event.before):
-            before = {**(known or {}), **(event.before or {})}  # it may be the key alone
-        after, unknown = _filled(event, known)
-        listed.append(
-            {
-                "at": _iso(source.ts_us),
-                "lsn": source.commit_lsn,
-                "transaction": source.tx,
-                "seq": source.seq,
-                "op": _OPS.get(event.op, event.op),
-                "before": before,
-                "after": after,
-                "unknown": unknown,
-                # Of these an older version has the value; of the others a dead letter.
-                "unsent": list(source.unchanged),
-                "author": None,
-                "held_by": "topic",
-            }
-        )
-        known, is_deleted = after, after is None
+        # The values of a dead letter are others than before: only its own record has them.
+        version = version_fields(event, known, source.dead.columns if source.dead else ())
+        # Of what was not sent an older version has the value; of the others a dead letter.
+        lists = {"unknown": list(version["unknown"]), "unsent": list(source.unchanged)}
+        listed.append(version | lists | {"author": None, "held_by": "topic"})
+        known = version["after"]
+        is_deleted = known is None
     return listed
-
-
-def _filled(event: _Event, known: dict[str, Any] | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the row after an event, and the columns whose values are not known."""
-    if event.after is None:
-        return None, []
-    # The values of a dead letter are others than before: only its own record has them.
-    lost = event.source.dead.columns if event.source.dead else ()
-    stored = known or {}
-    after = {
-        name: stored.get(name) if name in event.source.unchanged else value
-        for name, value in event.after.items()
-    }
-    unsent = [each for each in event.source.unchanged if each not in stored]
-    unknown = list(dict.fromkeys((*unsent, *lost)))
-    return {name: value for name, value in after.items() if name not in unknown}, unknown
-
-
-def _iso(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat()
 
 
 def _places(text: str) -> dict[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from base64 import b64decode
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.log.row_keys import log_keys, one_table
+from cdc.log.row_versions import RowEvent, RowSource, version_fields
 from cdc.log.table_cuts import expect_counted
 from lockstep.jobs.archiving.rows import key_hash
 from lockstep.jobs.archiving.running import opened
@@ -35,16 +35,10 @@ if TYPE_CHECKING:
     from lockstep.jobs.archiving.table import Archive
 
 AUTHOR: Final = "audit"  # the prefix of the logical messages that name an author
-_OPS: Final = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 
 
-class _Source(msgspec.Struct):
-    seq: int
-    commit_lsn: str
-    ts_us: int
+class _Source(RowSource, kw_only=True):
     epoch: int
-    tx: int | None = msgspec.field(default=None, name="txId")
-    unchanged: tuple[str, ...] = ()
     dead: Pointer | None = None
 
 
@@ -53,11 +47,8 @@ class _Message(msgspec.Struct):
     content: str
 
 
-class _Event(msgspec.Struct):
-    op: str
+class _Event(RowEvent, kw_only=True):
     source: _Source
-    before: dict[str, Any] | None = None
-    after: dict[str, Any] | None = None
     message: _Message | None = None
 
 
@@ -112,41 +103,16 @@ def _versions(
         events = [each for each in events if each.source.seq > seen]
         authors = search.authors({lsn_of(each.source.commit_lsn) for each in events})
         for event in sorted(events, key=lambda each: each.source.seq):
-            source, seen = event.source, event.source.seq
+            seen = event.source.seq
             if event.op == "t" and known is None:
                 continue  # before the row was there
-            before = None
-            if event.op != "c" and (known or event.before):
-                before = {**(known or {}), **(event.before or {})}  # it may be the key alone
-            after, unknown = _filled(event, known)
-            yield Version(
-                at=datetime.fromtimestamp(source.ts_us / 1e6, UTC).isoformat(),
-                lsn=source.commit_lsn,
-                transaction=source.tx,
-                seq=source.seq,
-                op=_OPS.get(event.op, event.op),
-                before=before,
-                after=after,
-                unknown=unknown,
-                author=authors.get(lsn_of(source.commit_lsn)),
+            version = Version(
+                **version_fields(event, known),
+                author=authors.get(lsn_of(event.source.commit_lsn)),
                 held_by=search.name,
             )
-            known = after
-
-
-def _filled(
-    event: _Event, known: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Return the row after an event, and the columns whose values are not known."""
-    if event.after is None:
-        return None, ()
-    unsent = event.source.unchanged
-    stored = known or {}
-    after = {
-        name: stored.get(name) if name in unsent else value for name, value in event.after.items()
-    }
-    unknown = tuple(name for name in unsent if name not in stored)
-    return {name: value for name, value in after.items() if name not in unknown}, unknown
+            yield version
+            known = version.after
 
 
 class InArchive:
