@@ -90,8 +90,3 @@ class FrontierSearch:
                 record = records.decode(records.FrontierRecord, value, self._topic)
                 if record.pipeline == self._config.pipeline:
                     yield Placed(record, message.offset() or 0, message.timestamp()[1])
-
-
-def starts_at_zero(record: FrontierRecord) -> bool:
-    """Return whether no event of the log is before those that a record covers."""
-    return record.seq == record.holes + sum(events for *_, events in record.partitions)

@@ -67,10 +67,9 @@ class FrontierTail:
     def _expect_no_loss(self, record: records.FrontierRecord) -> None:
         lost, self._lost = self._lost, ""
         if lost:
-            first = record.seq - record.holes - sum(events for *_, events in record.partitions)
             raise GapError(
                 f"{self._topic}: {lost}, so nothing shows where seq {self._seq + 1} to"
-                f" {max(first, self._seq + 1)} are",
+                f" {max(record.above, self._seq + 1)} are",
                 hint="the topic's retention, or somebody, has deleted them",
             )
 

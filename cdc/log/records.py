@@ -139,6 +139,11 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     previous: str = ""  # the chain of the frontier before; empty if that had none
     chain: str = ""  # empty in records from before there were digests
 
+    @property
+    def above(self) -> int:
+        """The seq of the frontier before; 0 if no event of the log is before those it covers."""
+        return self.seq - self.holes - sum(events for *_, events in self.partitions)
+
     def frontier(self) -> Frontier:
         """Return the value without its wrapping."""
         ends = tuple(PartitionEnd(*end) for end in self.partitions)

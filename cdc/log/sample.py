@@ -18,7 +18,6 @@ from cdc.log.client import reach
 from cdc.log.consumer import LogConsumer
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
-from cdc.log.table_cuts import before
 from cdc.log.tail import decoded
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class _Counted:
         if record.pipeline != self._pipeline:
             return
         if not self.topics:
-            self._low = before(record)
+            self._low = record.above
         for topic, number, end, events in record.partitions:
             if events:
                 known = self.topics.get(topic, Arrivals())

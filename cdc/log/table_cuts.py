@@ -22,7 +22,7 @@ from cdc.errors import CDCError, GapError, unquoted
 from cdc.events import row_key
 from cdc.log import compaction, reader
 from cdc.log.consumer import LogConsumer
-from cdc.log.frontier_search import FrontierSearch, starts_at_zero
+from cdc.log.frontier_search import FrontierSearch
 from cdc.log.frontier_tail import FrontierTail
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
@@ -96,7 +96,7 @@ def start_at(search: FrontierSearch, seq: int | None, *, back: int = 0) -> Start
     if placed is not None:
         return Start(placed.offset + 1, placed.record.seq, placed.record)
     first = search.at_or_after(search.first)
-    return None if first is None else Start(first.offset, before(first.record), None)
+    return None if first is None else Start(first.offset, first.record.above, None)
 
 
 def oldest_seq(config: Config, search: FrontierSearch, partitions: Iterable[Partition]) -> int:
@@ -105,7 +105,7 @@ def oldest_seq(config: Config, search: FrontierSearch, partitions: Iterable[Part
     if first is None or last is None:
         return 0
     is_snapshot = _is_snapshot(config, first.record)
-    found = first.record.seq if is_snapshot else before(first.record)
+    found = first.record.seq if is_snapshot else first.record.above
     with closing(RangeReader(config)) as ranges:
         there = ranges.confirmed(partitions)
         cut = {each: held for each, held in there.items() if held.start > 0}
@@ -117,14 +117,9 @@ def oldest_seq(config: Config, search: FrontierSearch, partitions: Iterable[Part
     return found
 
 
-def before(record: FrontierRecord) -> int:
-    """Return the seq of the frontier before."""
-    return record.seq - record.holes - sum(events for *_, events in record.partitions)
-
-
 def _is_snapshot(config: Config, record: FrontierRecord) -> bool:
     """Return whether a frontier covers the rows of an initial snapshot."""
-    if not starts_at_zero(record) or not record.partitions or record.digests is not None:
+    if record.above or not record.partitions or record.digests is not None:
         return False
     resume = reader.read_resume(config)
     return record.holes > 0 or (resume is not None and resume[0].snapshot in {"due", "done"})
@@ -207,7 +202,7 @@ class TableCuts:
                 else:
                     counts[topic, number] = counts.get((topic, number), 0) + events
         # Where the reader starts, the seq before may not be known.
-        last, low = group[-1], before(group[0])
+        last, low = group[-1], group[0].above
         counts = {each: events for each, events in counts.items() if events}
         if sum(counts.values()) > MOST_CHANGES:
             low = yield from self._large(ends, counts, last, low)

@@ -131,7 +131,7 @@ class _Proving:
             if key != records.frontier_key(record.pipeline):
                 self._findings.append(f"{at}: the frontier {record.lsn} has another key")
             if self._above is None:
-                self._above = _above(record)
+                self._above = record.above
             self._findings += [
                 f"{at}: the frontier {record.lsn} (seq {record.seq}) {each.what}"
                 for each in self._chain.add(record)
@@ -177,12 +177,12 @@ class _Proving:
 
     def _compare(self, batch: list[FrontierRecord]) -> None:
         """Compare the records between the frontier before the batch and its last one."""
-        if batch and not self._ends and not _starts_the_log(batch[0]):
+        if batch and not self._ends and batch[0].above:
             # Where its records begin is in a frontier that retention has deleted.
             self._move(batch.pop(0))
         if not batch:
             return
-        above = _above(batch[0])
+        above = batch[0].above
         seqs = f"seq {above + 1} to {batch[-1].seq}"
         ranges = self._ranges(batch)
         try:
@@ -264,12 +264,3 @@ class _Proving:
     def _move(self, record: FrontierRecord) -> None:
         for topic, number, end, _ in record.partitions:
             self._ends[topic, number] = end
-
-
-def _starts_the_log(record: FrontierRecord) -> bool:
-    return _above(record) == 0
-
-
-def _above(record: FrontierRecord) -> int:
-    """Return the seq of the frontier before."""
-    return record.seq - record.holes - sum(events for *_, events in record.partitions)

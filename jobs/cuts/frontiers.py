@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from cdc.errors import ConfigError, GapError
 from cdc.events import LSN
 from cdc.log import reader
-from cdc.log.frontier_search import FrontierSearch, Placed, starts_at_zero
+from cdc.log.frontier_search import FrontierSearch, Placed
 from lockstep.sinks.contract import Applied
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Frontiers(FrontierSearch):
             return self._beginning()
         if wanted == EARLIEST:
             placed = self.at_or_after(self.first)
-            if placed is None or starts_at_zero(placed.record):
+            if placed is None or not placed.record.above:
                 return Applied.beginning(self._config.pipeline, 1)
         else:
             placed = self.newest(None if wanted == LATEST else wanted)
@@ -77,7 +77,7 @@ class Frontiers(FrontierSearch):
 
     def _beginning(self) -> Applied:
         first = self.at_or_after(self.first)
-        if first is not None and not starts_at_zero(first.record):
+        if first is not None and first.record.above:
             raise GapError(
                 f"{self._topic} begins at {first.record.lsn}, seq {first.record.seq}: retention has"
                 " deleted what was before",
