@@ -6,73 +6,36 @@ same version: the walsender repeats it in each session and after each invalidati
 
 The configuration names columns, and a name can move to another column. So a hidden column is
 tracked by its number (`cdc.publication.column_identity`), and a relation that shows it, or may, is
-refused. Without numbers from the catalog, names are compared with the previous version
-(`_nothing_revealed`).
+refused (`cdc.sequence.refusals`). Without numbers from the catalog, names are compared with the
+previous version.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from cdc.config.selection import ALL
 from cdc.decode.messages import ReplicaIdentity
 from cdc.decode.types import type_name
 from cdc.encode import alterations
 from cdc.encode.encoder import Encoder
-from cdc.encode.masks import column_mask, subject_column
-from cdc.errors import ConfigError
+from cdc.encode.masks import column_mask
 from cdc.log import names
 from cdc.log.records import NONDETERMINISTIC, ColumnNumbers, SchemaColumn, SchemaRecord
 from cdc.publication import column_identity
+from cdc.sequence import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cdc.config import TableSelection
-    from cdc.config.value_options import Values
-    from cdc.decode.messages import Relation, RelationColumn
-    from cdc.events import LSN
+    from cdc.decode.messages import RelationColumn
     from cdc.log.records import Alteration
-    from cdc.publication.column_identity import ColumnPositions, ExposedColumn
-    from cdc.source.lookups import SentTable, TableFacts
+    from cdc.publication.column_identity import ColumnPositions
+    from cdc.sequence.relation_request import RelationRequest
 
 # The identities under which the stream marks the key's columns.
 _MARKING = (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
-
-
-class RelationRequest(NamedTuple):
-    """A relation to be described, and what is known of it from other sources than the stream."""
-
-    relation: Relation
-    facts: TableFacts  # of the catalog at or after `from_lsn`
-    types: dict[int, str]
-    from_lsn: LSN
-    published: SentTable | None = None
-    selection: TableSelection = ALL
-    values: Values | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.relation.namespace}.{self.relation.name}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(column.name for column in self.relation.columns)
-
-    @property
-    def marked(self) -> tuple[str, ...]:
-        """The columns of the replica identity, as far as the stream marks them."""
-        return tuple(column.name for column in self.relation.columns if column.key)
-
-    @property
-    def catalog_matches(self) -> bool:
-        """Whether today's catalog describes the columns as the stream does."""
-        if self.published is None:
-            return True
-        stream = tuple((c.name, c.type_id, c.type_modifier) for c in self.relation.columns)
-        return stream == self.published.columns
 
 
 class Relations:
@@ -114,9 +77,11 @@ class Relations:
         for candidate in reversed(versions if replaying else self._newest(versions)):
             if _same(candidate, record, replaying=replaying, custom=custom):
                 return candidate, False
-        _key_holds(request, record)
-        _subjects_are_sent(request, record)
-        _nothing_revealed(request, record, versions[-1] if versions else None, numbered=bool(found))
+        refusals.key_holds(request, record)
+        refusals.subjects_are_sent(request, record)
+        refusals.nothing_revealed(
+            request, record, versions[-1] if versions else None, numbered=bool(found)
+        )
         record = _with_missing_values(request, record)
         if here := self._newest(versions):
             change = alterations.compare(here[0], record, _unreadable(request, record))
@@ -190,11 +155,9 @@ class Relations:
         hidden = (
             column_identity.hidden_columns(selection, so_far, today) if today.columns else so_far
         )
-        if revealed := column_identity.exposed_columns(selection, columns, found, so_far | hidden):
-            raise _computed(request, revealed, today, so_far | hidden) or _shown(
-                request, revealed, dropped=not today.columns, unnumbered=unnumbered
-            )
-        _named_columns_exist(request, versions, known)
+        exposed = column_identity.exposed_columns(selection, columns, found, so_far | hidden)
+        refusals.nothing_exposed(request, exposed, today, so_far | hidden, unnumbered=unnumbered)
+        refusals.named_columns_exist(request, versions, known)
         now = ColumnNumbers(
             relation_id=today.relation_id,
             schema=request.relation.namespace,
@@ -410,142 +373,3 @@ def _described(record: SchemaRecord) -> tuple[object, ...]:
     columns = tuple((c.name, c.type_id, c.type_modifier, c.mask) for c in record.columns)
     named = (record.schema, record.table, record.topic, record.replica_identity)
     return (*named, columns, record.values)
-
-
-def _key_holds(request: RelationRequest, record: SchemaRecord) -> None:
-    """Raise ConfigError if the key would not distinguish this relation's rows, or be unknown."""
-    labels = {column.name: column.mask for column in record.columns}
-    missing = [name for name in record.key if name not in labels]
-    if missing:
-        raise ConfigError(
-            f"the key of {request.name} is to be {', '.join(record.key)}, but at {request.from_lsn}"
-            f" the table has no column {', '.join(missing)}",
-            hint=f'correct tables."{request.name}".key; a column that was added later can be in the'
-            " key of a new log only",
-        )
-    # Without a marked column Postgres refuses updates and deletes: inserts carry every column.
-    unsent = [name for name in record.key if request.marked and name not in request.marked]
-    if unsent:
-        raise ConfigError(
-            f"the key of {request.name} has {', '.join(unsent)}, which Postgres does not send with"
-            f" updates and deletes: its replica identity is {', '.join(request.marked)}",
-            hint="ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX of a unique index that has"
-            f' the key\'s columns; or take another tables."{request.name}".key',
-        )
-    masks = {name: labels[name] for name in record.key}
-    alike = [name for name, mask in masks.items() if mask and not mask.startswith("hmac:")]
-    if alike:
-        raise ConfigError(
-            f"{', '.join(alike)} is in the key of {request.name}, and its mask"
-            f" {masks[alike[0]]} would make rows alike",
-            hint="a key's column takes the mask hmac, or none",
-        )
-
-
-def _subjects_are_sent(request: RelationRequest, record: SchemaRecord) -> None:
-    """Raise ConfigError where a column is encrypted by the key of what is not in every row."""
-    for column in record.columns:
-        mask = column_mask(request.selection, column.name)
-        if mask is None or mask.subject is None:
-            continue
-        try:
-            subject_column(record.columns, column.name, mask)
-        except ConfigError as error:
-            raise ConfigError(f"{request.name}: {error}", hint=error.hint) from None
-
-
-def _nothing_revealed(
-    request: RelationRequest, record: SchemaRecord, before: SchemaRecord | None, *, numbered: bool
-) -> None:
-    """Raise ConfigError if what was hidden so far would be shown under another name."""
-    selection, columns = request.selection, set(request.columns)
-    if before is None:
-        # The catalog may be newer than the stream: a column that either of them has is valid.
-        missing = sorted(selection.hidden - columns - request.facts.nullable.keys())
-        if missing:
-            raise _revealed(request, missing, "but the table has none of that name")
-        return
-    hidden = {column.name for column in before.columns if column.mask is not None}
-    known = {column.name for column in before.columns}
-    shown = {c.name for c in record.columns if c.mask is None and selection.mask(c.name) is None}
-    if hidden & shown:
-        raise _revealed(request, sorted(hidden & shown), "and no longer names them")
-    missing = sorted(hidden - columns)
-    by_number = numbered and all(c.attnum for c in before.columns if c.mask is not None)
-    if missing and shown - known and not by_number:
-        new = ", ".join(sorted(shown - known))
-        raise _revealed(
-            request, missing, f"but that column is missing, and {new} is new and may be the same"
-        )
-
-
-def _named_columns_exist(
-    request: RelationRequest, versions: list[SchemaRecord], known: list[ColumnNumbers]
-) -> None:
-    """Raise ConfigError if the table's configuration hides a column that never existed."""
-    ever = {*request.columns, *request.facts.nullable}
-    ever |= {column.name for version in versions for column in version.columns}
-    ever |= {column.name for numbers in known for column in numbers.columns}
-    ever |= {name for numbers in known for name in numbers.hidden.values()}
-    if never := sorted(request.selection.hidden - ever):
-        raise _revealed(request, never, "but the table has none of that name")
-
-
-def _computed(
-    request: RelationRequest,
-    revealed: list[ExposedColumn],
-    today: ColumnNumbers,
-    hidden: dict[int, str],
-) -> ConfigError | None:
-    """Return the error for columns that are computed from hidden ones; None if none of them is."""
-    found = {
-        each.name: column_identity.computed_from_hidden(today, hidden, each.attnum)
-        for each in revealed
-        if each.name == each.hidden_as
-    }
-    shown = {name: origins for name, origins in found.items() if origins}
-    if not shown:
-        return None
-    columns = "; ".join(f"{name} is computed from {', '.join(of)}" for name, of in shown.items())
-    return ConfigError(
-        f"{request.name} at {request.from_lsn} would show values of a hidden column: {columns}",
-        hint=f'hide {", ".join(shown)} too: tables."{request.name}".mask, or exclude; `keep` there'
-        " shows what may be shown; source.generated_columns: none captures no generated column",
-    )
-
-
-def _shown(
-    request: RelationRequest, revealed: list[ExposedColumn], *, dropped: bool, unnumbered: bool
-) -> ConfigError:
-    """Return the error for hidden columns that have, or may have, names that are shown."""
-    same = sorted({each.name for each in revealed if each.certain and each.name == each.hidden_as})
-    if same:
-        how = "and no longer names them, or hides what they are generated from"
-        return _revealed(request, same, how)
-    columns = [
-        f"{each.hidden_as} (column {each.attnum}) {'is' if each.certain else 'may be'} {each.name}"
-        for each in revealed
-    ]
-    names = sorted({each.name for each in revealed})
-    if dropped:
-        why = "the table was dropped since, and with it what shows which column is which"
-    elif all(each.certain for each in revealed):
-        why = "the name has passed to another column"
-    else:
-        why = "columns were dropped and added since, so its name does not show which it is"
-    first = "run `cdc setup`, which records each hidden column's number; or " if unnumbered else ""
-    return ConfigError(
-        f"{request.name} at {request.from_lsn} would show a hidden column: {', '.join(columns)};"
-        f" {why}",
-        hint=f'{first}hide {", ".join(names)} too: tables."{request.name}".mask. Once `cdc run` has'
-        " passed this change, `keep` there shows what may be shown; where no column has such a name"
-        " any more, `cdc setup` refuses it: only `cdc run`, and take it out again afterwards",
-    )
-
-
-def _revealed(request: RelationRequest, columns: list[str], how: str) -> ConfigError:
-    return ConfigError(
-        f"{request.name}: the configuration hid {', '.join(columns)} so far, {how}",
-        hint=f'name table and column as they are called now: tables."{request.name}".mask; there'
-        " `keep` names the columns that may be shown from here on",
-    )

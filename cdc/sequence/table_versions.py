@@ -27,7 +27,7 @@ from cdc.log import cleanup, column_numbers, names, reader, records, resume, top
 from cdc.log.limits import limits, ours
 from cdc.publication.check import PublicationCheck
 from cdc.publication.column_identity import hides_something
-from cdc.sequence.relations import RelationRequest
+from cdc.sequence.relation_request import RelationRequest
 from cdc.source.column_changes import fingerprints
 from cdc.source.described import describe_table
 from cdc.source.lookups import (

@@ -26,7 +26,8 @@ from cdc.keyring.ciphers import Ciphers
 from cdc.keyring.opening import ciphers_of
 from cdc.log.batch import Batch
 from cdc.log.records import SchemaRecord
-from cdc.sequence.relations import RelationRequest, Relations
+from cdc.sequence.relation_request import RelationRequest
+from cdc.sequence.relations import Relations
 from cdc.snapshot.initial import plan as plans
 from cdc.snapshot.initial.rows import Rows, transaction
 from cdc.snapshot.initial.task import masks, prove, range_query

@@ -20,7 +20,8 @@ from cdc.log import names
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.records import ALTERED, ResumePosition, SchemaRecord
-from cdc.sequence.relations import RelationRequest, Relations
+from cdc.sequence.relation_request import RelationRequest
+from cdc.sequence.relations import Relations
 from cdc.sequence.sequencer import Sequencer
 from cdc.sequence.state import Pause, Step
 from cdc.source.lookups import TableFacts

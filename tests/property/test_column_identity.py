@@ -22,7 +22,8 @@ from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.publication import column_identity
 from cdc.publication.column_identity import possible_numbers
-from cdc.sequence.relations import RelationRequest, Relations
+from cdc.sequence.relation_request import RelationRequest
+from cdc.sequence.relations import Relations
 from cdc.source.lookups import TableFacts
 
 NAMES = "abcdef"

@@ -16,7 +16,8 @@ from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
 from cdc.events import LSN
 from cdc.log.completeness import Completeness, Name
 from cdc.log.records import Replacement, SchemaRecord
-from cdc.sequence.relations import RelationRequest, Relations
+from cdc.sequence.relation_request import RelationRequest
+from cdc.sequence.relations import Relations
 from cdc.source.lookups import TableFacts
 
 _NAMES = [("public", name) for name in "tuv"]

@@ -30,7 +30,7 @@ from cdc.encode.masks import column_mask
 from cdc.encode.routes import TableRoute as Route
 from cdc.keyring.ciphers import Ciphers
 from cdc.log.records import SchemaRecord
-from cdc.sequence.relations import RelationRequest
+from cdc.sequence.relation_request import RelationRequest
 from cdc.source.lookups import TableFacts
 from tests.property.reference import RowMessage
 from tests.property.rows import Table, messages, tables

@@ -18,7 +18,8 @@ from cdc.publication.column_identity import (
     hidden_columns,
     possible_positions,
 )
-from cdc.sequence.relations import RelationRequest, Relations
+from cdc.sequence.relation_request import RelationRequest
+from cdc.sequence.relations import Relations
 from cdc.source.lookups import TableFacts
 from tests.unit.test_relations import relation
 

@@ -86,9 +86,11 @@ PURE = {
         *("cdc.decode", "cdc.encode", "cdc.errors", "cdc.events"),
         *("cdc.sequence.state", "cdc.sequence.replay"),
     },
+    "cdc.sequence.relation_request": {"cdc.config"},
+    "cdc.sequence.refusals": {"cdc.encode", "cdc.errors", "cdc.publication.column_identity"},
     "cdc.sequence.relations": {
-        *("cdc.config", "cdc.decode", "cdc.encode", "cdc.errors", "cdc.log.names"),
-        *("cdc.log.records", "cdc.publication.column_identity"),
+        *("cdc.config", "cdc.decode", "cdc.encode", "cdc.log.names", "cdc.log.records"),
+        *("cdc.publication.column_identity", "cdc.sequence.refusals"),
     },
 }
 PURE |= {

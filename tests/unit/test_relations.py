@@ -14,7 +14,8 @@ from cdc.encode.alterations import stale
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import SchemaRecord
-from cdc.sequence.relations import RelationRequest, Relations
+from cdc.sequence.relation_request import RelationRequest
+from cdc.sequence.relations import Relations
 from cdc.source.lookups import SentTable, StoredColumns, TableFacts
 
 DEFAULT, FULL = ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL

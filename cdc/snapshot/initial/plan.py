@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import ConfigError, RewrittenError
-from cdc.sequence.relations import RelationRequest
+from cdc.sequence.relation_request import RelationRequest
 from cdc.snapshot.initial.records import UNKNOWN_CAPACITY, SnapshotTable, StalePartition
 
 if TYPE_CHECKING:
