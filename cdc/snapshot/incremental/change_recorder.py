@@ -1,4 +1,4 @@
-"""Record a table's changes in the stream for its chunks, while a snapshot of it runs."""
+"""Record tables' changes in the stream for their chunks, while snapshots of them run."""
 
 from __future__ import annotations
 
@@ -81,6 +81,50 @@ class ChangeRecorder:
     def _add(self, change: RowChange) -> None:
         for changes in self.recording:
             changes.add(change)
+
+
+class ChangeRecorders:
+    """The recorders of the tables that snapshots read. Other tables cost nothing."""
+
+    def __init__(
+        self, sequencer: Sequencer, key_changed: Callable[[int, Key | None, Key | None], None]
+    ) -> None:
+        """`key_changed` is called as `ChangeRecorder` says."""
+        self._sequencer = sequencer
+        self._key_changed = key_changed
+        self._by_relation: dict[int, ChangeRecorder] = {}
+
+    def __getitem__(self, relation_id: int) -> ChangeRecorder:
+        """Return the recorder of a table that is observed."""
+        return self._by_relation[relation_id]
+
+    def start(self, relation_id: int, changes: Changes) -> None:
+        """Record a table's changes, from here on, for a chunk."""
+        self._observe(relation_id).recording.append(changes)
+        self._sequencer.observe(relation_id, all_rows=True)
+
+    def stop(self, relation_id: int, changes: Changes) -> None:
+        """Record no more for a chunk; the table stays observed."""
+        recorder = self._by_relation[relation_id]
+        recorder.recording.remove(changes)
+        self._sequencer.observe(relation_id, all_rows=recorder.all_rows)
+
+    def keep(self, relation_ids: set[int]) -> None:
+        """Observe these tables and those of chunks in progress, and no others."""
+        for relation_id, recorder in list(self._by_relation.items()):
+            if relation_id not in relation_ids and not recorder.recording:
+                del self._by_relation[relation_id]
+                self._sequencer.observe_no_more(relation_id)
+        for relation_id in relation_ids:
+            self._observe(relation_id)
+
+    def _observe(self, relation_id: int) -> ChangeRecorder:
+        recorder = self._by_relation.get(relation_id)
+        if recorder is None:
+            recorder = ChangeRecorder(self._sequencer, relation_id, self._key_changed)
+            self._by_relation[relation_id] = recorder
+            self._sequencer.observe(relation_id, all_rows=False)
+        return recorder
 
 
 def _filled(message: messages.Update) -> Sequence[messages.Value]:

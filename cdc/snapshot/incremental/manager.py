@@ -28,7 +28,7 @@ from cdc.log.completeness import Completeness
 from cdc.log.records import Replacement
 from cdc.snapshot.incremental import chunk_state as states
 from cdc.snapshot.incremental import publishing, redaction
-from cdc.snapshot.incremental.change_recorder import ChangeRecorder
+from cdc.snapshot.incremental.change_recorder import ChangeRecorders
 from cdc.snapshot.incremental.governor import Governor
 from cdc.snapshot.incremental.job import MAX_ERRORS, MAX_PENDING_KEYS, ChunkSizes, Job
 from cdc.snapshot.incremental.messages import MessageRouter
@@ -107,7 +107,7 @@ class IncrementalSnapshots:
         self._completeness = Completeness()
         self._replaced: list[Record] = []  # for the log, with the records of the snapshots
         self._turns: deque[str] = deque()
-        self._recorders: dict[int, ChangeRecorder] = {}
+        self._recorders = ChangeRecorders(sequencer, self._key_changed)
         # Those whose high watermark has not arrived, discarded ones too.
         self._chunks: dict[tuple[str, int], JobChunk] = {}
         self._reading: JobChunk | None = None
@@ -351,12 +351,9 @@ class IncrementalSnapshots:
             case states.RecordChanges(relation_id, changes):
                 if not job.record.relation_id:
                     job.change(replace(job.record, relation_id=relation_id))
-                self._recorder(relation_id).recording.append(changes)
-                self._sequencer.observe(relation_id, all_rows=True)
+                self._recorders.start(relation_id, changes)
             case states.StopRecording(relation_id, changes):
-                recorder = self._recorders[relation_id]
-                recorder.recording.remove(changes)
-                self._sequencer.observe(relation_id, all_rows=recorder.all_rows)
+                self._recorders.stop(relation_id, changes)
             case states.ReadOn(rows):
                 try:
                     job.rows_read(chunk, rows, publishing.last_key(rows))
@@ -518,26 +515,11 @@ class IncrementalSnapshots:
     def _running(self) -> list[Job]:
         return [job for job in self._jobs.values() if job.record.active]
 
-    def _recorder(self, relation_id: int) -> ChangeRecorder:
-        """Return the recorder of a table's changes; it sees them from here on."""
-        recorder = self._recorders.get(relation_id)
-        if recorder is None:
-            recorder = ChangeRecorder(self._sequencer, relation_id, self._key_changed)
-            self._recorders[relation_id] = recorder
-            self._sequencer.observe(relation_id, all_rows=False)
-        return recorder
-
     def _update_observed(self) -> None:
         """Observe the tables of the snapshots that run, and no others."""
         running = self._running()
         self._turns = deque(job.record.id for job in running)
-        tables = {job.record.relation_id for job in running} - {0}
-        for relation_id, recorder in list(self._recorders.items()):
-            if relation_id not in tables and not recorder.recording:
-                del self._recorders[relation_id]
-                self._sequencer.observe_no_more(relation_id)
-        for relation_id in tables:
-            self._recorder(relation_id)
+        self._recorders.keep({job.record.relation_id for job in running} - {0})
         if not running:
             self._barrier = None
         elif self._barrier is None:
