@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # How often the long tier repeats what has rounds.
 LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SNAPSHOTS=3 LOCKSTEP_FOLLOWERS=2 \
-  LOCKSTEP_VIEWS=3 LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000 LOCKSTEP_PAST_STATES=8
+  LOCKSTEP_VIEWS=3 LOCKSTEP_VIEW_KILLS=1 LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000 LOCKSTEP_PAST_STATES=8
 
 .PHONY: help python setup setup-demo demo up down test test-slow test-long test-containers lint check bench bench-against \
   campaign cluster majors docs screenshots manifests lock clean

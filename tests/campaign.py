@@ -1,7 +1,8 @@
 """Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
 
 Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load, during
-snapshots, in followers, around the archive; states of the past in each store. Each run draws a new
+snapshots, in followers, of processes that keep views, around the archive; states of the past in
+each store. Each run draws a new
 seed, unless `--seed` names one. Each attack prints its figures as one line of JSON; `--write FILE`
 keeps them all, with what repeats them. Ends with an exit code other than 0 as soon as one of them
 finds something.
@@ -29,7 +30,8 @@ ROOT: Final = Path(__file__).parents[1]
 _SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
 _ARCHIVES_AT_ONCE: Final = 3
 _PARTS: Final = (
-    *("simulation", "fuzz", "model", "faults", "snapshot", "followers", "archives", "past"),
+    *("simulation", "fuzz", "model", "faults", "snapshot", "followers", "views"),
+    *("archives", "past"),
 )
 
 
@@ -155,6 +157,36 @@ def followers(chosen: argparse.Namespace) -> dict[str, Any]:
         return reported
 
 
+def views(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Compare all views in many seeds of one process, and while real processes are killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        seeds, killed = Path(folder) / "seeds.jsonl", Path(folder) / "killed.json"
+        env = {"LOCKSTEP_VIEWS": str(chosen.views), "LOCKSTEP_SEED": str(chosen.seed)}
+        one_process = "tests/integration/test_views_campaign.py"
+        ended = ("-q", "--tier", "all", "-p", "no:randomly")
+        _run("pytest", one_process, *ended, **env, LOCKSTEP_RESULT=str(seeds))
+        env = {"LOCKSTEP_VIEW_KILLS": str(chosen.view_kills), "LOCKSTEP_SEED": str(chosen.seed)}
+        killing = ("tests/faults", "-m", "view_kills")
+        _run("pytest", *killing, *ended, **env, LOCKSTEP_RESULT=str(killed))
+        reported = [orjson.loads(line) for line in seeds.read_bytes().splitlines()]
+        processes: dict[str, Any] = orjson.loads(killed.read_bytes())
+    kinds: Counter[str] = Counter()
+    for each in reported:
+        kinds.update(each["kinds"])
+    summed = ("cuts", "ddl", "comparisons", "differences", "seconds")
+    return {
+        "one_process": {
+            "first_seed": chosen.seed,
+            "seeds": len(reported),
+            "views": min(each["views"] for each in reported),
+            "kills": kinds.total(),
+            "kinds": dict(kinds.most_common()),
+            **{name: round(sum(each[name] for each in reported), 1) for name in summed},
+        },
+        "processes": processes,
+    }
+
+
 def archives(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run rounds of faults around the archive, several at a time: most of a round is waiting."""
     with tempfile.TemporaryDirectory() as folder:
@@ -241,6 +273,10 @@ def main() -> int:
     )
     parser.add_argument("--followers", type=int, default=50, help="rounds of followers with faults")
     parser.add_argument("--reads", type=int, default=500, help="reads at random frontiers")
+    parser.add_argument("--views", type=int, default=50, help="seeds of views in one process")
+    parser.add_argument(
+        "--view-kills", type=int, default=50, help="rounds of kills of processes that keep views"
+    )
     parser.add_argument("--archives", type=int, default=50, help="rounds around the archive")
     parser.add_argument("--states", type=int, default=30, help="states of the past, in each store")
     parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
@@ -257,6 +293,7 @@ def main() -> int:
         "faults": faults,
         "snapshot": snapshot,
         "followers": followers,
+        "views": views,
         "archives": archives,
         "past": past,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import requests
@@ -16,6 +16,7 @@ import requests
 from cdc import failpoints
 
 if TYPE_CHECKING:
+    from tests.faults.follower_copies import Copies
     from tests.faults.follower_world import World
 
 # Parts of the command lines by which processes are found.
@@ -26,10 +27,10 @@ _SECONDS: Final = 30.0
 _A_WHILE: Final = (1.0, 6.0)
 
 
-def _kill(*words: str) -> Callable[[World], str]:
+def _kill(*words: str) -> Callable[[Copies], str]:
     """Kill all processes of one copy, or those whose command line has these words."""
 
-    def injury(world: World) -> str:
+    def injury(world: Copies) -> str:
         copy = world.chance.choice(world.copies)
         hit = copy.signal(signal.SIGKILL, *words)
         return f"kill {words[0] if words else 'all'}" + ("" if hit else " (none there)")
@@ -37,7 +38,7 @@ def _kill(*words: str) -> Callable[[World], str]:
     return injury
 
 
-def one_worker(world: World) -> str:
+def one_worker(world: Copies) -> str:
     """Kill one of Spark's Python workers, not the daemon that forks them."""
     copy = world.chance.choice(world.copies)
     workers = [each for each in copy.members(_WORKER) if each.ppid() != copy.process.pid]
@@ -47,20 +48,27 @@ def one_worker(world: World) -> str:
     return "kill a worker"
 
 
-def at_a_failpoint(world: World) -> str:
-    """Replace all copies by one with a failpoint, and wait for it to kill itself there."""
-    name = world.chance.choice((*failpoints.FOLLOWER_NAMES, *failpoints.TOPIC_NAMES))
-    for copy in list(world.copies):
-        world.drop(copy)
-    copy = world.follow(f"{name}:{world.chance.choice((1, 1, 2, 3, 6))}")
-    deadline = time.monotonic() + 90
-    while copy.running and time.monotonic() < deadline:
-        time.sleep(0.1)
-    reached = "" if copy.running else f", ended with {copy.process.returncode}"
-    return f"failpoint {name}" + reached.replace(f" {-signal.SIGKILL}", " SIGKILL")
+def at_a_failpoint(names: Sequence[str], counts: Sequence[int]) -> Callable[[Copies], str]:
+    """Replace all copies by one with a failpoint, and wait for it to kill itself there.
+
+    `counts`: at which hit.
+    """
+
+    def injury(world: Copies) -> str:
+        name = world.chance.choice(names)
+        for copy in list(world.copies):
+            world.drop(copy)
+        copy = world.follow(f"{name}:{world.chance.choice(counts)}")
+        deadline = time.monotonic() + 90
+        while copy.running and time.monotonic() < deadline:
+            time.sleep(0.1)
+        reached = "" if copy.running else f", ended with {copy.process.returncode}"
+        return f"failpoint {name}" + reached.replace(f" {-signal.SIGKILL}", " SIGKILL")
+
+    return injury
 
 
-def no_checkpoint(world: World) -> str:
+def no_checkpoint(world: Copies) -> str:
     """Delete everything that a job has on disk, Spark's checkpoint too, and kill it."""
     import shutil  # noqa: PLC0415 - of this injury alone
 
@@ -71,7 +79,7 @@ def no_checkpoint(world: World) -> str:
     return "checkpoint deleted"
 
 
-def two_copies(world: World) -> str:
+def two_copies(world: Copies) -> str:
     """Run a second copy alongside the first for a while, then kill one of the two."""
     if len(world.copies) < 2:
         world.follow()
@@ -82,7 +90,7 @@ def two_copies(world: World) -> str:
     return "two copies"
 
 
-def frozen_copy(world: World) -> str:
+def frozen_copy(world: Copies) -> str:
     """Freeze a copy at any point, run another one, and thaw the first: its writes are stale."""
     copy = world.chance.choice(world.copies)
     copy.signal(signal.SIGSTOP)
@@ -111,7 +119,7 @@ def _server(name: str) -> Callable[[World], str]:
     return injury
 
 
-def daemon_killed(world: World) -> str:
+def daemon_killed(world: Copies) -> str:
     world.daemon.kill()
     return "daemon killed"
 
@@ -146,13 +154,18 @@ def index_deleted(world: World) -> str:
 
 
 # By name, so that one of them can be tried alone.
-INJURIES: Final[dict[str, Callable[[World], str]]] = {
+KILLS: Final[dict[str, Callable[[Copies], str]]] = {
     "all": _kill(),
     "driver": _kill(_DRIVER),
     "java": _kill(_JAVA),
     "workers": _kill(_WORKER),
     "one_worker": one_worker,
-    "failpoint": at_a_failpoint,
+}
+INJURIES: Final[dict[str, Callable[[World], str]]] = {
+    **KILLS,
+    "failpoint": at_a_failpoint(
+        (*failpoints.FOLLOWER_NAMES, *failpoints.TOPIC_NAMES), (1, 1, 2, 3, 6)
+    ),
     "checkpoint": no_checkpoint,
     "two_copies": two_copies,
     "frozen": frozen_copy,

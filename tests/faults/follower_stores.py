@@ -27,7 +27,7 @@ _PAGE: Final = 10_000
 _FRONTIER: Final = "SELECT generation, seq FROM lockstep_frontiers"
 _SECONDS: Final = 30.0
 # All keys of the tables at one moment, with the follower's record.
-_SNAPSHOT: Final = """
+SNAPSHOT: Final = """
 local keys = redis.call('KEYS', ARGV[1])
 local values = {}
 for i, key in ipairs(keys) do values[i] = redis.call('GET', key) end
@@ -58,7 +58,7 @@ class Redis:
         """Return the current state; None where it is at no frontier, or the server is down."""
         try:
             pattern = f"{self._prefix}:public.*"
-            fields, keys, values = self.client.eval(_SNAPSHOT, 1, self._main, pattern)
+            fields, keys, values = self.client.eval(SNAPSHOT, 1, self._main, pattern)
         except redis.RedisError:
             return None
         reported = dict(zip(fields[::2], fields[1::2], strict=True))

@@ -1,14 +1,12 @@
 """A database, a log and six stores, with a daemon and followers in which to inject faults.
 
-Followers are one `cdc follow` in a session of its own: its processes are found by that session and
-their command lines. Watchers read Redis, OpenSearch, Postgres, SQLite and topics all the time, as
+Watchers read Redis, OpenSearch, Postgres, SQLite and topics all the time, as
 clients would, and check every state that they see against its own digest.
 """
 
 from __future__ import annotations
 
 import random
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 import requests
 
 from tests.faults import follower_types
+from tests.faults.follower_copies import SHOWN_CHARACTERS, Copies
 from tests.faults.follower_http import HttpProxy
 from tests.faults.follower_rows import DDL, TABLES, State, database_rows, differences, findings
 from tests.faults.follower_stores import (
@@ -31,8 +30,7 @@ from tests.faults.follower_stores import (
     Sqlite,
     Topics,
 )
-from tests.fixtures.commands import CommandSession
-from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
+from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import Database
 from tests.fixtures.store_postgres import url_of
 
@@ -43,9 +41,6 @@ CONVERGE_SECONDS: Final = 600.0
 # So that some cuts are of one transaction that is larger than this, and others of many.
 _MAX_EVENTS: Final = 2_000
 _LOOK_SECONDS: Final = 0.2
-_SHOWN_CHARACTERS: Final = 4_000
-# Exit codes that a restart would only repeat.
-_FINAL: Final = {64, 70, 77, 78, 2}
 
 
 class StoreWatcher(threading.Thread):
@@ -75,16 +70,15 @@ class StoreWatcher(threading.Thread):
         self.join()
 
 
-class World:
+class World(Copies):
     """All parts of one campaign; `close` leaves nothing running."""
 
     def __init__(
         self, new: NewPipeline, stack: LocalStack, copied: Database, folder: Path, seed: int
     ) -> None:
         """`copied` is an empty database, which a follower writes to."""
-        self.chance = random.Random(f"{seed}/followers")
+        super().__init__(folder, random.Random(f"{seed}/followers"))
         self.stack = stack
-        self.folder = folder
         ends = stack.up(["redis", "opensearch"])
         port = stack["opensearch"].port
         assert ends.redis_url
@@ -119,8 +113,6 @@ class World:
         self.postgres = Postgres(copied.dsn)
         self.sqlite = Sqlite(folder / "copy.db")
         self.topics = Topics(self.line.bootstrap, f"{prefix}-stream")
-        self.copies: list[CommandSession] = []
-        self._started = 0
         self.watches = [
             StoreWatcher("redis", self.redis.read),
             StoreWatcher("opensearch", self.search.read),
@@ -131,10 +123,6 @@ class World:
 
     # -- the daemon and the followers -----------------------------------------------------------
 
-    @property
-    def daemon(self) -> Daemon:
-        return self.line.daemon
-
     def begin(self) -> None:
         """Start the daemon, the followers and the watchers."""
         self.line.start()
@@ -142,46 +130,11 @@ class World:
         for watch in self.watches:
             watch.start()
 
-    def follow(self, failpoint: str = "") -> CommandSession:
-        """Start a copy of the followers."""
-        self._started += 1
-        name = f"follow-{self._started}"
-        copy = CommandSession(
-            self.line.config_file,
-            "follow",
-            log=self.folder / f"{name}.log",
-            scratch=self.folder / name,
-            failpoint=failpoint,
-        )
-        self.copies.append(copy)
-        return copy
-
-    def look(self) -> None:
-        """Restart what has ended; fail where a restart would not help."""
-        if self.daemon.process.poll() is not None:
-            self.line.start()
-        for copy in [each for each in self.copies if not each.running]:
-            code = copy.process.returncode
-            if code in _FINAL:
-                pytest.fail(f"cdc follow ended with {code}: {copy.log[-_SHOWN_CHARACTERS:]}")
-            self.drop(copy)
-        if not self.copies:
-            self.follow()
-
-    def drop(self, copy: CommandSession) -> None:
-        """Kill a copy and delete its scratch folder."""
-        copy.kill()
-        self.copies.remove(copy)
-        shutil.rmtree(copy.scratch, ignore_errors=True)
-
     def repair(self) -> None:
         """Repair everything, and continue with one copy without failpoints."""
         self.http.repair()
         self.stack.up(["postgres", "kafka", "redis", "opensearch"])
-        for copy in list(self.copies):
-            if copy.failpoint or copy is not self.copies[0]:
-                self.drop(copy)
-        self.look()
+        self.leave_one()
 
     # -- what must hold -------------------------------------------------------------------------
 
@@ -221,7 +174,7 @@ class World:
             try:
                 wait_until(there, f"{name} is not there", CONVERGE_SECONDS, pause=0.5)
             except pytest.fail.Exception:
-                print(self.copies[0].log[-_SHOWN_CHARACTERS:])  # noqa: T201 - why it is not
+                print(self.copies[0].log[-SHOWN_CHARACTERS:])  # noqa: T201 - why it is not
                 raise
             assert newest is not None
             reported[name] = [*differences(newest.state, source), *findings(newest.state)]
@@ -253,8 +206,5 @@ class World:
         for watch in self.watches:
             if watch.is_alive():
                 watch.close()
-        for copy in list(self.copies):
-            print(f"--- cdc follow, exit code {copy.process.returncode}")  # noqa: T201 - on failure
-            print(copy.log[-_SHOWN_CHARACTERS:])  # noqa: T201
-            self.drop(copy)
+        self.end_copies()
         self.http.close()
