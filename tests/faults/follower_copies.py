@@ -37,6 +37,10 @@ class Copies:
     def daemon(self) -> Daemon:
         return self.line.daemon
 
+    def environment(self) -> dict[str, str]:
+        """Return variables of the next copy's processes."""
+        return {}
+
     def follow(self, failpoint: str = "") -> CommandSession:
         """Start a copy of the followers."""
         self._started += 1
@@ -47,6 +51,7 @@ class Copies:
             log=self.folder / f"{name}.log",
             scratch=self.folder / name,
             failpoint=failpoint,
+            env=self.environment(),
         )
         self.copies.append(copy)
         return copy

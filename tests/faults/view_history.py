@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import psycopg
@@ -132,11 +132,8 @@ class Replay:
         self._database, self._history = database, history
         self._done = 0
         self.states = 0
-        database.execute(*DDL, "CREATE SCHEMA views")
-        database.execute(
-            "SET search_path = public, views",
-            *(f"CREATE VIEW views.{name} AS {view.sql}" for name, view in ALL.items()),
-        )
+        database.execute(*DDL)
+        declare(database)
 
     def compare(self, readings: list[Reading]) -> list[str]:
         """Return how states differ from Postgres' own; none may be older than those before."""
@@ -171,14 +168,12 @@ class Replay:
 
     def _differences(self, reading: Reading) -> list[str]:
         found = []
-        with self._database.connect() as connection:
-            for view, stored in reading.views.items():
-                answer = connection.execute(f"SELECT * FROM views.{view}".encode())
-                names = [each.name for each in answer.description or ()]
-                wanted = [dict(zip(names, row, strict=True)) for row in answer]
-                own = [{name: row.get(name, "missing") for name in names} for row in stored]
-                if different := differing(wanted, own):
-                    found.append(f"{view}: {different}")
+        for view, (names, wanted) in answers(self._database, reading.views).items():
+            own = [
+                {name: row.get(name, "missing") for name in names} for row in reading.views[view]
+            ]
+            if different := differing(wanted, own):
+                found.append(f"{view}: {different}")
         return found
 
     def differs_from(self, database: Database) -> list[str]:
@@ -188,6 +183,26 @@ class Replay:
             for table in (*TABLES, "clock")
             if _texts(self._database, table) != _texts(database, table)
         ]
+
+
+def declare(database: Database) -> None:
+    """Make the views as views of Postgres, in a schema of their own."""
+    database.execute(
+        "CREATE SCHEMA views",
+        "SET search_path = public, views",
+        *(f"CREATE VIEW views.{name} AS {view.sql}" for name, view in ALL.items()),
+    )
+
+
+def answers(database: Database, views: Iterable[str]) -> dict[str, tuple[list[str], Rows]]:
+    """Return by view its columns, and what Postgres answers."""
+    found = {}
+    with database.connect() as connection:
+        for view in views:
+            answer = connection.execute(f"SELECT * FROM views.{view}".encode())
+            names = [each.name for each in answer.description or ()]
+            found[view] = names, [dict(zip(names, row, strict=True)) for row in answer]
+    return found
 
 
 def _texts(database: Database, table: str) -> list[str]:

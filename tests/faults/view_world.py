@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _CONVERGE_SECONDS: Final = 900.0
 _LOOK_SECONDS: Final = 0.5
 _SECONDS: Final = 30.0
+_NOT_COMPILED: Final = (
+    "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"
+)
+# One copy of so many compiles queries, as it is for users.
+_COMPILED_OF: Final = 6
 _NAMES: Final = [name for name in ALL if name != CLOCK]
 
 
@@ -204,6 +209,13 @@ class ViewWorld(Copies):
             ViewWatcher("postgres", self.postgres.newest),
         ]
         self.history = History(self.line.database)
+
+    def environment(self) -> dict[str, str]:
+        """Let most copies not compile their queries, which takes longer than running them."""
+        conf = self.folder / "spark"
+        conf.mkdir(exist_ok=True)
+        (conf / "spark-defaults.conf").write_text(_NOT_COMPILED)
+        return {} if self._started % _COMPILED_OF == 0 else {"SPARK_CONF_DIR": str(conf)}
 
     def begin(self) -> None:
         """Start the daemon, the followers and the watchers."""
