@@ -228,22 +228,18 @@ class TableStates:
 
     @cached_property
     def has_same_columns(self) -> bool:
-        """Whether both versions of the mirror have the table's columns, as they are now.
+        """Whether both versions of the mirror have the columns that are read, as they are now.
 
         A column without values is added to a mirror with the next rows.
         """
-        for place in (self._before, self._after):
-            if place is not None:
-                there = {each.name for each in self._opened(place).schema().fields}
-                if not {each.name for each in self._version.columns} <= there:
-                    return False
-        if self._before is None or self._after is None:
-            return True
-        one, other = (
+        kinds = [
             {each.name: each.type for each in self._opened(place).schema().fields}
             for place in (self._before, self._after)
-        )
-        return all(one[each.name] == other[each.name] for each in self._version.columns)
+            if place is not None
+        ]
+        if not all(self._names.keys() <= each.keys() for each in kinds):
+            return False
+        return all(each[name] == kinds[0][name] for each in kinds for name in self._names)
 
     def _opened(self, place: MirrorVersion) -> DeltaTable:
         if place not in self._tables:
@@ -295,8 +291,10 @@ class TableStates:
         if self.changes is not None:
             return self._frame(self.changes.old), self._frame(self.changes.new)
         old, new = self._read(self._before), self._read(self._after)
+        # Rows that DDL has changed keep their seqs.
+        compared = [*self._names] if self._before and self._after else self._version.key
         same = " AND ".join(
-            f"o.{quoted(each)} <=> n.{quoted(each)}" for each in (*self._version.key, layout.SEQ)
+            f"o.{quoted(each)} <=> n.{quoted(each)}" for each in (*compared, layout.SEQ)
         )
         one, other = old.alias("o"), new.alias("n")
         from pyspark.sql.functions import expr  # noqa: PLC0415 - pyspark takes a second to import

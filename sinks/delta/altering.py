@@ -31,11 +31,17 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.lake import Commit
 
 _NULL = b"null"
+_ALTERED = "/altered"
 
 
 def app(of: str) -> str:
     """Return the name of the Delta transactions that alter the tables of an app."""
-    return f"{of}/altered"
+    return f"{of}{_ALTERED}"
+
+
+def is_ours(app: str) -> bool:
+    """Return whether it is an app of these transactions."""
+    return app.endswith(_ALTERED)
 
 
 def alter(table: DeltaTable, altered: Altered, commit: Commit, name: str) -> None:

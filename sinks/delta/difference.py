@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lockstep.sinks.delta import lake, log, stored_files
+from lockstep.sinks.delta import altering, lake, log, stored_files
 from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
 
     from lockstep.sinks.delta.stored_files import RowGroup
+
+
+class _AlteredError(Exception):
+    """A commit changes the values of rows that keep their seqs."""
 
 
 @dataclass(slots=True)
@@ -60,7 +64,8 @@ def between(
     `files` may have some of these columns.
 
     They do not if the log or a file between the two versions was deleted, or if what is in a file
-    is not what readers see: the schema has changed, or columns are mapped or are in no file.
+    is not what readers see: the schema has changed, or columns are mapped or are in no file. Nor
+    if rows were changed as DDL has changed the table's, since these keep their seqs.
     """
     about = after.metadata()
     if (
@@ -78,17 +83,22 @@ def between(
             for side, rows in zip(sides, _rows(stored, after, file), strict=True):
                 if rows is not None:
                     side.extend(_read(stored.groups(after, file.path), rows, schema))
-    except FileNotFoundError:
+    except (FileNotFoundError, _AlteredError):
         return None
     return Difference(*map(pa.concat_tables, sides))
 
 
 def _files(storage: PyFileSystem, first: int, last: int) -> list[_File]:
-    """Return the files that the commits after version `first` name; raise FileNotFoundError."""
+    """Return the files that the commits after version `first` name.
+
+    Raises FileNotFoundError, or _AlteredError where a commit is that of an alteration.
+    """
     open_, done = dict[str, _File](), list[_File]()
     for version in range(first + 1, last + 1):
         with storage.open_input_file(f"_delta_log/{version:020d}.json") as commit:
             actions = [json.loads(line) for line in commit.read().splitlines() if line.strip()]
+        if any(altering.is_ours(each["txn"]["appId"]) for each in actions if "txn" in each):
+            raise _AlteredError
         added = {each["add"]["path"]: each["add"] for each in actions if "add" in each}
         removed = {each["remove"]["path"]: each["remove"] for each in actions if "remove" in each}
         for path, remove in removed.items():

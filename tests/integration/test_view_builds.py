@@ -339,8 +339,10 @@ def test_a_build_that_is_killed_is_done_by_the_next_job(
 
 def _applied(config_file: Path, folder: Path, failpoint: str = "") -> int:
     """Return the exit code of `cdc view apply`."""
-    files = {"log": folder / "apply.log", "scratch": folder / "scratch"}
-    command = CommandSession(config_file, "view", "apply", **files, failpoint=failpoint)
+    command = CommandSession(
+        config_file, "view", "apply", log=folder / "apply.log", scratch=folder / "scratch",
+        failpoint=failpoint,
+    )  # fmt: skip
     try:
         return command.process.wait(_SECONDS)
     finally:

@@ -138,6 +138,84 @@ def test_a_column_that_a_mirror_lacks_is_null(
     shop.expect_answers(spark, store, 3)
 
 
+_OF_CUSTOMERS = View(
+    sql="SELECT o.id, c.name, c.region, c.since FROM orders o JOIN customers c"
+    " ON c.id = o.customer_id",
+    key=("id",),
+    refresh="strict",
+)
+
+
+@pytest.mark.parametrize("small_rows", [states.SMALL_ROWS, 0])
+@pytest.mark.parametrize(
+    ("statements", "columns"),
+    [
+        (
+            (
+                "ALTER TABLE customers DROP COLUMN since",
+                "ALTER TABLE customers ADD COLUMN since date DEFAULT '1970-01-08'",
+            ),
+            {"since": b"7"},
+        ),
+        (
+            (
+                "ALTER TABLE customers RENAME COLUMN name TO x",
+                "ALTER TABLE customers RENAME COLUMN region TO name",
+                "ALTER TABLE customers RENAME COLUMN x TO region",
+            ),
+            {"name": "region", "region": "name"},
+        ),
+    ],
+)
+def test_ddl_that_changes_the_values_of_a_column_reaches_views(
+    database: Database,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    statements: tuple[str, ...],
+    columns: dict[str, str | bytes],
+    small_rows: int,
+) -> None:
+    """No event reports it, rows keep their seqs, and names and types are what they were."""
+    monkeypatch.setattr(states, "SMALL_ROWS", small_rows)
+    shop, store = Shop(database, tmp_path / "lake", {"v": _OF_CUSTOMERS}), str(tmp_path)
+    database.execute(
+        "INSERT INTO customers VALUES (1, 'a', 'b', '2026-01-01')",
+        "INSERT INTO orders VALUES (1, 1)",
+    )
+    shop.expect_answers(spark, store, 1)
+    database.execute(*statements, "INSERT INTO orders VALUES (2, 1)")
+    shop.alter("customers", columns)
+    shop.expect_answers(spark, store, 2)
+
+
+def test_ddl_that_no_view_reads_computes_none_again(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """A new column, with values or without, and one that is renamed and has another type."""
+    shop, store = Shop(database, tmp_path / "lake", {"v": _OF_CUSTOMERS}), str(tmp_path)
+    database.execute(
+        "INSERT INTO customers VALUES (1, 'a', 'b', '2026-01-01')",
+        "INSERT INTO orders VALUES (1, 1)",
+    )
+    shop.expect_answers(spark, store, 1)
+    steps: tuple[tuple[str, dict[str, str | bytes]], ...] = (
+        ("ADD COLUMN note int DEFAULT 7", {"note": b"7"}),
+        ("ADD COLUMN other text", {"other": b"null"}),
+        ("RENAME COLUMN note TO remark", {"remark": "note"}),
+        ("ALTER COLUMN other TYPE varchar", {}),
+    )
+    for number, (statement, columns) in enumerate(steps, 2):
+        database.execute(
+            f"ALTER TABLE customers {statement}", f"INSERT INTO orders VALUES ({number}, 1)"
+        )
+        shop.alter("customers", columns)
+        shop.cut()
+        decisions = shop.follow(spark, lambda: MemorySink(store), restarted=False)
+        assert decisions["v"][0] == "keys", (statement, decisions)
+        assert shop.differences("v", _rows(store, "v")) == ""
+
+
 def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
