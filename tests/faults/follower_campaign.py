@@ -39,9 +39,12 @@ class FollowerCampaign:
         self.kinds: Counter[str] = Counter()
         self.rounds = 0
         self.commits = 0
+        self.altered: Counter[str] = Counter()
+        self.read_again: Counter[str] = Counter()
+        self.sizes: Counter[int] = Counter()
         self.reads = 0
         self.rows = 0
-        self._frontiers: set[tuple[int, int]] = set()
+        self._frontiers: set[tuple[str, int, int]] = set()
 
     def begin(self) -> None:
         """Fill the tables, and wait until every store has all rows and all types."""
@@ -60,6 +63,7 @@ class FollowerCampaign:
         world.chance = random.Random(f"{seed}/injuries")
         names = list(injuries) or self._drawn(world.chance)
         with FollowerLoad(world.line.database.dsn, seed, per_second=_PER_SECOND) as load:
+            world.load = load
             wait_until(lambda: load.commits > 20, "no load")
             for name in names:
                 self.kinds[INJURIES[name](world)] += 1
@@ -69,6 +73,10 @@ class FollowerCampaign:
             seen = load.commits
             wait_until(lambda: load.commits > seen + 20, "no load")
         self.commits += load.commits
+        self.altered += load.altered
+        self.sizes += load.sizes
+        self.read_again.update(world.read_again())
+        FollowerLoad(world.line.database.dsn, seed).once()
         self._compare(f"seed {seed}")
         self.read_mirrors(_READS_A_ROUND)
         self.rounds += 1
@@ -77,7 +85,11 @@ class FollowerCampaign:
     @staticmethod
     def _drawn(chance: random.Random) -> list[str]:
         weights = [WEIGHTS.get(name, 1) for name in INJURIES]
-        return chance.choices(list(INJURIES), weights, k=chance.randint(*_INJURIES_A_ROUND))
+        drawn = chance.choices(list(INJURIES), weights, k=chance.randint(*_INJURIES_A_ROUND))
+        # One fault follows each of these, while it is applied.
+        for name in ("storm", chance.choice(("rewritten", "renamed", ""))):
+            drawn.insert(chance.randrange(len(drawn)), name)
+        return list(filter(None, drawn))
 
     def _compare(self, when: str) -> None:
         for store, reported in self._world.converged().items():
@@ -86,14 +98,17 @@ class FollowerCampaign:
         assert not self.wrong, "\n".join(self.wrong)
 
     def read_mirrors(self, count: int) -> None:
-        """Read the mirrors at `count` random frontiers."""
-        rows = self._world.delta.frontiers()
+        """Read the mirrors, histories and marked rows at `count` random frontiers."""
+        world = self._world
+        mirrors = {"delta": world.delta, "past": world.past, "marked": world.marked}
+        rows = {name: each.frontiers() for name, each in mirrors.items()}
         for _ in range(count):
-            reading = self._world.delta.at(self._world.chance.choice(rows))
+            name = world.chance.choice(list(mirrors))
+            reading = mirrors[name].at(world.chance.choice(rows[name]))
             self.reads += 1
-            self._frontiers.add((reading.generation, reading.seq))
+            self._frontiers.add((name, reading.generation, reading.seq))
             reported = findings(reading.state)
-            self._wrong += [f"delta at seq {reading.seq}: {each}" for each in reported]
+            self._wrong += [f"{name} at seq {reading.seq}: {each}" for each in reported]
         assert not self._wrong, "\n".join(self._wrong)
 
     @property
@@ -106,6 +121,9 @@ class FollowerCampaign:
             "injuries": self.kinds.total(),
             "kinds": dict(self.kinds.most_common()),
             "commits": self.commits,
+            "altered": dict(self.altered.most_common()),
+            "read_again": dict(self.read_again),
+            "transactions_above": {str(size): many for size, many in sorted(self.sizes.items())},
             "rows": self.rows,
             "differences": len(self.wrong),
             "mirror_reads": self.reads,

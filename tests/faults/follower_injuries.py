@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import requests
 
 from cdc import failpoints
+from tests.faults.follower_rows import REWRITTEN
 
 if TYPE_CHECKING:
     from tests.faults.follower_copies import Copies
@@ -24,6 +25,16 @@ _DRIVER: Final = "follow.py"
 _JAVA: Final = "java"
 _WORKER: Final = "pyspark.daemon"
 _SECONDS: Final = 30.0
+# A text becomes its length; back again it is a number's text.
+_RETYPE: Final = """
+DO $$ BEGIN
+  IF pg_typeof((SELECT v FROM {0} LIMIT 1))::text = 'text' THEN
+    ALTER TABLE {0} ALTER v TYPE int USING length(v);
+  ELSE
+    ALTER TABLE {0} ALTER v TYPE text;
+  END IF;
+END $$
+"""
 _A_WHILE: Final = (1.0, 6.0)
 
 
@@ -153,6 +164,36 @@ def index_deleted(world: World) -> str:
     return "index deleted" if len(chosen) == 1 else "all indices deleted"
 
 
+def storm(world: World) -> str:
+    """Have the load write a transaction that executors apply, and return while they do."""
+    assert world.load is not None
+    world.load.storm()
+    time.sleep(world.chance.uniform(0, 8))
+    return "storm"
+
+
+def rewritten(world: World) -> str:
+    """Rewrite rows without events: a type changes with other values, or a default is volatile."""
+    table = world.chance.choice(REWRITTEN)
+    if world.chance.random() < 0.5:
+        what = f"ALTER TABLE {table} DROP r, ADD r float DEFAULT random()"
+    else:
+        what = _RETYPE.format(table)
+    world.alter(what, f"UPDATE {table} SET r = 0.25 WHERE id = (SELECT min(id) FROM {table})")
+    return "rows rewritten"
+
+
+def renamed(world: World) -> str:
+    """Exchange the names of two tables."""
+    one, other = REWRITTEN
+    world.alter(
+        f"ALTER TABLE {one} RENAME TO autumn",
+        f"ALTER TABLE {other} RENAME TO {one}",
+        f"ALTER TABLE autumn RENAME TO {other}",
+    )
+    return "tables renamed"
+
+
 # By name, so that one of them can be tried alone.
 KILLS: Final[dict[str, Callable[[Copies], str]]] = {
     "all": _kill(),
@@ -179,5 +220,8 @@ INJURIES: Final[dict[str, Callable[[World], str]]] = {
     "503": _refused(503),
     "429_items": _refused(429, items=True),
     "index": index_deleted,
+    "storm": storm,
+    "rewritten": rewritten,
+    "renamed": renamed,
 }
 WEIGHTS: Final = {"failpoint": 6, "frozen": 1, "two_copies": 2, "driver": 2, "java": 2}

@@ -2,10 +2,11 @@
 
 One writer, transactions over several tables: money moves between `accounts` and `savings`; orders
 are inserted and deleted with their lines; `events` is truncated; keys change, also back and forth;
-rows keep TOAST values that Postgres does not send. Each transaction ends by writing its number and
-a digest of all rows of all tables into the row of `clock`. So any state that a reader sees is one
-that the database had, or does not match its digest: a row that is missing, old, duplicated, torn or
-left over is found.
+rows keep TOAST values that Postgres does not send; DDL changes the columns of `shapes`; `crowd` is
+changed in storms, of more rows than followers apply in their drivers. Each transaction ends by
+writing its number and a digest of all rows of all tables into the row of `clock`. So any state that
+a reader sees is one that the database had, or does not match its digest: a row that is missing,
+old, duplicated, torn or left over is found.
 
 The digest is an XOR of the rows' hashes, kept up to date by a model in memory. After a lost
 connection the model is read from the database.
@@ -15,21 +16,40 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 import psycopg
 
-from tests.faults.follower_rows import KEYS, TABLES, TOTAL, Row, database_rows, row_hash
+from tests.faults.follower_ddl import Alterations, Shapes
+from tests.faults.follower_rows import (
+    KEYS,
+    REWRITTEN,
+    TABLES,
+    TICKS,
+    TOTAL,
+    Row,
+    database_rows,
+    row_hash,
+    ticks_digest,
+)
 from tests.fixtures.writing import Writing
 
 _ACCOUNTS: Final = 40
 _BULK: Final = 400
 # More than a follower's `max_events` in the campaign: a cut of one large transaction.
 _FLOOD: Final = 3_000
+# How many of the transactions begin with DDL, if the log has the one before.
+_ALTERING: Final = 0.12
+# As many as a storm has rows: each is inserted and updated, and most are deleted. So it has more
+# events than a follower's driver applies by itself: while Spark runs, or at any time.
+_STORMS: Final = (21_000, 21_000, 52_000)
+_SIZES: Final = (2_000, 60_000, 150_000)
 
 
 class Model:
@@ -37,6 +57,8 @@ class Model:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[tuple[Any, ...], Row]] = {name: {} for name in TABLES}
+        self.shapes = Shapes([], {})
+        self.ticks: Counter[tuple[int, str]] = Counter()
         self.digest = 0
         self.n = 0
 
@@ -61,17 +83,24 @@ class Model:
 
     @property
     def reported(self) -> str:
-        return f"{self.digest:064x}"
+        digest = self.digest
+        for row in self.shapes.rows.values():
+            digest ^= row_hash("shapes", row)
+        return f"{digest:064x}"
 
     @classmethod
     def read(cls, connection: psycopg.Connection[Any]) -> Model:
         """Read the rows from the database."""
-        model = cls()
+        model, shapes = cls(), list[Row]()
         for table, row in database_rows(connection):
             if table == "clock":
                 model.n = row["n"]
-            else:
+            elif table == "shapes":
+                shapes.append(row)
+            elif table not in REWRITTEN:
                 model.put(table, row)
+        model.shapes = Shapes.read(connection, shapes)
+        model.ticks.update(connection.execute(f"SELECT n, what FROM {TICKS}".encode()).fetchall())
         return model
 
 
@@ -84,32 +113,48 @@ class FollowerLoad(Writing):
         self._chance = random.Random(f"{seed}/followers")
         self._pause = 1.0 / per_second
         self.model = Model()
+        self.altered: Counter[str] = Counter()
+        self.sizes: Counter[int] = Counter()  # how many transactions have more events than this
+        self._storm = threading.Event()
+        self._changed = 0  # rows, in the open transaction
+        self._alterations = Alterations(self._chance, self._run_sql)
         self._cursor: psycopg.Cursor[Any]
 
     def _write(self) -> None:
         with psycopg.connect(self._dsn, connect_timeout=5) as connection:
             self.model = Model.read(connection)
             connection.commit()
+            self._alterations.forget()
             while not self._over.is_set():
                 with connection.cursor() as self._cursor:
+                    self._changed = 0
                     self.transaction()
                 connection.commit()
                 self._commits += 1
+                self.sizes.update(each for each in _SIZES if self._changed > each)
                 time.sleep(self._pause)
 
     # -- transactions ---------------------------------------------------------------------------
 
     def transaction(self) -> None:
         """Make some changes, and record the digest of all tables."""
+        if self._chance.random() < _ALTERING and self._alterations.may_follow(self._cursor):
+            self.altered[self._alterations.alter(self.model.shapes)] += 1
+        if self._storm.is_set():
+            self._crowd()
+            self._storm.clear()
         for _ in range(self._chance.choice((1, 1, 1, 2, 3, 6))):
             (deed,) = self._chance.choices(_DEEDS, _WEIGHTS)
             deed(self)
         self.model.n += 1
         self._run_sql(
-            "INSERT INTO clock VALUES (1, %s, %s)"
-            " ON CONFLICT (id) DO UPDATE SET n = excluded.n, digest = excluded.digest",
+            "INSERT INTO clock VALUES (1, %s, %s, %s, %s) ON CONFLICT (id) DO UPDATE"
+            " SET n = excluded.n, digest = excluded.digest, shape = excluded.shape,"
+            " ticks = excluded.ticks",
             self.model.n,
             self.model.reported,
+            ",".join(self.model.shapes.columns),
+            ticks_digest(self.model.ticks.elements()),
         )
 
     def begin_with(self, connection: psycopg.Connection[Any]) -> None:
@@ -121,11 +166,29 @@ class FollowerLoad(Writing):
             for _ in range(12):
                 self._order()
                 self._blob()
-            self._happen(3)  # a table that is never written to is in no store
+            # A table that is never written to is in no store.
+            self._happen(3)
+            self._move_money()
+            self._shape()
+            self._tick()
+            self._season("summer")
+            self._season("winter")
+            self._crowd(100)
             self.transaction()
+
+    def once(self) -> None:
+        """Write one transaction, which stores show once they have all before it."""
+        with psycopg.connect(self._dsn) as connection, connection.cursor() as self._cursor:
+            self.model = Model.read(connection)
+            self.transaction()
+
+    def storm(self) -> None:
+        """Have one of the next transactions be a very large one."""
+        self._storm.set()
 
     def _run_sql(self, statement: str, *values: object) -> None:
         self._cursor.execute(statement.encode(), values)
+        self._changed += max(0, self._cursor.rowcount)
 
     def _put(self, table: str, **row: object) -> None:
         places = ", ".join(_placed(kind) for kind in TABLES[table].values())
@@ -312,6 +375,58 @@ class FollowerLoad(Writing):
             if blob is not None:
                 self._change("blobs", blob, n=blob["n"] + 1)
 
+    def _crowd(self, many: int = 0) -> None:
+        """Insert and change many rows, and delete most of them again."""
+        many, rows = many or self._chance.choice(_STORMS), self.model.rows["crowd"]
+        first, kept = self._chance.randrange(10**6), self._chance.randrange(100)
+        self._run_sql(
+            "INSERT INTO crowd SELECT id, 0 FROM generate_series(%s::int, %s::int) AS new (id)"
+            " ON CONFLICT (id) DO UPDATE SET n = 0",
+            first,
+            first + many - 1,
+        )
+        self._run_sql("UPDATE crowd SET n = n + 1")
+        self._run_sql("DELETE FROM crowd WHERE id %% 100 <> %s", kept)
+        numbers = {id_: row["n"] + 1 for (id_,), row in rows.items()}
+        numbers.update(dict.fromkeys(range(first, first + many), 1))
+        self.model.clear("crowd")
+        for id_, n in numbers.items():
+            if id_ % 100 == kept:
+                self.model.put("crowd", {"id": id_, "n": n})
+
+    def _tick(self) -> None:
+        """Insert rows without a key, some of them alike, or change or delete one of such."""
+        n, count = self._chance.randrange(4), self._chance.randrange(1, 5)
+        self._run_sql(f"INSERT INTO {TICKS} SELECT %s, 'x' FROM generate_series(1, %s)", n, count)
+        ticks = self.model.ticks
+        ticks[n, "x"] += count
+        for _ in range(count - 1):
+            old = self._chance.choice(sorted(ticks))
+            one = f"ctid = (SELECT ctid FROM {TICKS} WHERE n = %s AND what = %s LIMIT 1)"
+            if self._chance.random() < 0.5:
+                new = (old[0] + 1, "y")
+                self._run_sql(f"UPDATE {TICKS} SET n = %s, what = %s WHERE {one}", *new, *old)
+                ticks[new] += 1
+            else:
+                self._run_sql(f"DELETE FROM {TICKS} WHERE {one}", *old)
+            self.model.ticks = ticks = ticks - Counter([old])
+
+    def _season(self, table: str = "") -> None:
+        """Write a row of a table that faults rename, and rewrite without events."""
+        table, key = table or self._chance.choice(REWRITTEN), self._chance.randrange(50)
+        if self._chance.random() < 0.2:
+            self._run_sql(f"DELETE FROM {table} WHERE id = %s", key)
+        value = str(self._chance.randrange(1_000))
+        self._run_sql(
+            f"INSERT INTO {table} (id, v, r) VALUES (%s, %s, 0.5)"
+            " ON CONFLICT (id) DO UPDATE SET v = excluded.v",
+            key,
+            value,
+        )
+
+    def _shape(self) -> None:
+        self._alterations.write(self.model.shapes)
+
     def _undone(self) -> None:
         """Change many rows in a subtransaction and roll it back: nothing of it is published."""
         self._run_sql("SAVEPOINT before")
@@ -349,6 +464,9 @@ _CHOICES: Final[dict[Callable[[FollowerLoad], None], int]] = {
     FollowerLoad._drop_event: 3,
     FollowerLoad._blob: 4,
     FollowerLoad._touch_blob: 8,
+    FollowerLoad._shape: 6,
+    FollowerLoad._tick: 6,
+    FollowerLoad._season: 3,
     FollowerLoad._undone: 2,
 }
 _DEEDS: Final = tuple(_CHOICES)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -37,7 +37,18 @@ CREATE TABLE lines (
 );
 CREATE TABLE events (id bigint PRIMARY KEY, kind text, data bytea);
 CREATE TABLE blobs (id int PRIMARY KEY, n int NOT NULL, big text, md5 text);
-CREATE TABLE clock (id int PRIMARY KEY, n bigint NOT NULL, digest text NOT NULL);
+CREATE TABLE crowd (id int PRIMARY KEY, n int NOT NULL);
+CREATE TABLE shapes (id int PRIMARY KEY);
+CREATE TABLE clock (
+  id int PRIMARY KEY, n bigint NOT NULL, digest text NOT NULL, shape text NOT NULL,
+  ticks text NOT NULL
+);
+CREATE TABLE summer (id int PRIMARY KEY, v text, r float);
+CREATE TABLE winter (id int PRIMARY KEY, v text, r float);
+-- Without a key, so in mirrors alone.
+CREATE SCHEMA loose;
+CREATE TABLE loose.ticks (n int, what text);
+ALTER TABLE loose.ticks REPLICA IDENTITY FULL;
 ALTER TABLE blobs REPLICA IDENTITY FULL;
 -- Out of line and not compressed: an update of another column does not send it.
 ALTER TABLE accounts ALTER note SET STORAGE EXTERNAL;
@@ -52,8 +63,15 @@ TABLES: Final[dict[str, dict[str, str]]] = {
     "lines": {"order_id": "uuid", "number": "int", "amount": "number", "what": "text"},
     "events": {"id": "int", "kind": "text", "data": "bytes"},
     "blobs": {"id": "int", "n": "int", "big": "text", "md5": "text"},
-    "clock": {"id": "int", "n": "int", "digest": "text"},
+    "clock": {"id": "int", "n": "int", "digest": "text", "shape": "text", "ticks": "text"},
+    "crowd": {"id": "int", "n": "int"},
+    "shapes": {},  # any columns: the clock's row names them
+    "summer": {"id": "int", "v": "any", "r": "any"},
+    "winter": {"id": "int", "v": "any", "r": "any"},
 }
+# Their rows change without events: right only after they have been read again, and in no digest.
+REWRITTEN: Final = ("summer", "winter")
+TICKS: Final = "loose.ticks"
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "accounts": ("id",),
     "savings": ("pot", "owner"),
@@ -62,15 +80,29 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "events": ("id",),
     "blobs": ("id",),
     "clock": ("id",),
+    "crowd": ("id",),
+    "shapes": ("id",),
+    "summer": ("id",),
+    "winter": ("id",),
 }
+_NOT_IN_DIGEST: Final = {"clock", TICKS, *REWRITTEN}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 3
 
 
 def row_hash(table: str, row: Row) -> int:
     """Return a row's part in the digest."""
+    if not TABLES[table]:
+        named = sorted(row.items())
+        return int.from_bytes(hashlib.sha256(orjson.dumps([table, named])).digest())
     values = [table, *(_hashed(row[column], kind) for column, kind in TABLES[table].items())]
     return int.from_bytes(hashlib.sha256(orjson.dumps(values)).digest())
+
+
+def ticks_digest(rows: Iterable[tuple[Any, Any]]) -> str:
+    """Return a digest of rows without a key, of which some are alike."""
+    counted = sorted(Counter(rows).items())
+    return hashlib.sha256(orjson.dumps(counted)).hexdigest()
 
 
 def _hashed(value: Any, kind: str) -> Any:  # noqa: ANN401 - any column's
@@ -87,6 +119,8 @@ def canonical_json(value: Any) -> str:  # noqa: ANN401 - a document, or its text
 
 def plain(table: str, row: Row) -> Row:
     """Return a row, as read from a store, in the common form."""
+    if not TABLES[table]:
+        return {name: value for name, value in row.items() if not name.startswith("_")}
     return {column: _plain(row.get(column), kind) for column, kind in TABLES[table].items()}
 
 
@@ -102,24 +136,39 @@ def _plain(value: Any, kind: str) -> Any:  # noqa: ANN401 - any store's
         return str(value) if isinstance(value, Decimal) else value
     if kind == "json":
         return value if isinstance(value, str) else canonical_json(value)
-    return value
+    return str(value) if kind == "any" else value
 
 
 def database_rows(connection: psycopg.Connection[Any]) -> Iterator[tuple[str, Row]]:
     """Yield every row of every table, the clock's too, in the form that stores are read into."""
     for table, kinds in TABLES.items():
-        columns = ", ".join(_asked(column, kind) for column, kind in kinds.items())
-        for values in connection.execute(f"SELECT {columns} FROM {table}".encode()):
-            yield table, dict(zip(kinds, values, strict=True))
+        columns = ", ".join(asked(column, kind) for column, kind in kinds.items())
+        found = connection.execute(f"SELECT {columns or '*'} FROM {table}".encode())
+        names = [each.name for each in found.description or ()]
+        for values in found:
+            row = dict(zip(kinds or names, values, strict=True))
+            # Without the columns that are a follower's own.
+            yield table, row if kinds else plain(table, row)
 
 
-def _asked(column: str, kind: str) -> str:
+def shaped(state: State) -> list[Row]:
+    """Return the rows of `shapes` with the columns that the state's clock names, and no others.
+
+    Stores keep columns that the source has dropped.
+    """
+    names = ["id", *filter(None, state["clock"][0]["shape"].split(","))]
+    return [{name: row.get(name) for name in names} for row in state["shapes"]]
+
+
+def asked(column: str, kind: str) -> str:
+    """Return the SQL of a column in the common form."""
     forms = {
         "number": "{0}::text",
         "uuid": "{0}::text",
         "json": "{0}::text",
         "time": "(extract(epoch from {0}) * 1000000)::bigint",
         "bytes": "encode({0}, 'hex')",
+        "any": "{0}::text",
     }
     return forms.get(kind, "{0}").format(column)
 
@@ -130,11 +179,14 @@ def findings(state: State) -> list[str]:
     if not clock:
         return [f"{name} has rows, and there is no clock" for name, rows in state.items() if rows]
     digest = 0
-    for table, rows in state.items():
-        if table != "clock":
+    for table, rows in (state | {"shapes": shaped(state)}).items():
+        if table not in _NOT_IN_DIGEST:
             for row in rows:
                 digest ^= row_hash(table, row)
     found = [] if f"{digest:064x}" == clock[0]["digest"] else ["the digest of all rows differs"]
+    if TICKS in state:
+        ticks = ticks_digest((row["n"], row["what"]) for row in state[TICKS])
+        found += ["the rows without a key differ"] * (ticks != clock[0]["ticks"])
     return [*found, *_money(state), *_orders(state), *_single(state)]
 
 
@@ -166,6 +218,8 @@ def _orders(state: State) -> list[str]:
 def _single(state: State) -> list[str]:
     reported = []
     for table, rows in state.items():
+        if table == TICKS:
+            continue
         keys = [tuple(row[column] for column in KEYS[table]) for row in rows]
         if len(keys) != len(set(keys)):
             reported.append(f"{table} has a key twice")
@@ -204,6 +258,6 @@ def _same(one: Row, other: Row) -> bool:
     return all(
         canonical_json(one[name]) == canonical_json(other[name])
         if name == "spec" and None not in (one[name], other[name])
-        else one[name] == other[name]
-        for name in one
+        else one.get(name) == other[name]
+        for name in other
     )

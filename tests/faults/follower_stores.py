@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -21,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from tests.faults.follower_rows import TABLES, State, database_rows, plain
+from tests.faults.follower_rows import TABLES, TICKS, State, database_rows, plain
 
 _PAGE: Final = 10_000
 _FRONTIER: Final = "SELECT generation, seq FROM lockstep_frontiers"
@@ -123,8 +125,9 @@ class OpenSearch:
 class Delta:
     """A follower's mirrors, at any of the frontiers that they have reached."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, only: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`only` has conditions of those rows of a mirror that the table has, too."""
+        self._path, self._only = path, only
         self._tables: dict[str, DeltaTable] = {}
 
     def read(self) -> Reading | None:
@@ -159,7 +162,7 @@ class Delta:
         state = _empty()
         for name, version in row["versions"]:
             table = name.removeprefix("public.")
-            if table not in state:
+            if table not in state and name != TICKS:
                 continue
             mirror = self._opened(name)
             mirror.load_as_version(version)
@@ -167,11 +170,24 @@ class Delta:
             found = (
                 QueryBuilder()
                 .register("t", mirror)
-                .execute(f"SELECT {', '.join(TABLES[table])} FROM t")
+                .execute(
+                    f"SELECT {', '.join(TABLES.get(table, ())) or '*'} FROM t"
+                    f" WHERE {self._only.get(table, 'true')}"
+                )
             )
             rows = pa.table(found.read_all()).to_pylist()
-            state[table] = [plain(table, each) for each in rows]
+            state[table] = rows if name == TICKS else [plain(table, each) for each in rows]
         return Reading(row["generation"], row["seq"], state)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return all rows of a mirror at the newest frontier, with its own columns."""
+        name = f"public.{table}"
+        newest = max(self.frontiers(), key=lambda row: (row["generation"], row["seq"]))
+        mirror = self._opened(name)
+        mirror.load_as_version(dict(newest["versions"])[name])
+        found = QueryBuilder().register("t", mirror).execute("SELECT * FROM t")
+        rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
+        return rows
 
     def _opened(self, name: str) -> DeltaTable:
         if name not in self._tables:
@@ -195,6 +211,8 @@ class Postgres:
         try:
             with psycopg.connect(self._dsn, connect_timeout=int(_SECONDS)) as connection:
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                # Before the snapshot: a catalog that has changed since would be that of other rows.
+                connection.execute("LOCK TABLE shapes, summer, winter IN ACCESS SHARE MODE")
                 applied = connection.execute(_FRONTIER).fetchone()
                 if applied is None or applied[1] is None:
                     return None
@@ -223,8 +241,9 @@ class Sqlite:
                 if applied is None or applied[1] is None:
                     return None
                 for table, kinds in TABLES.items():
-                    found = connection.execute(f"SELECT {', '.join(kinds)} FROM {table}")
-                    rows = (dict(zip(kinds, values, strict=True)) for values in found)
+                    found = connection.execute(f"SELECT {', '.join(kinds) or '*'} FROM {table}")
+                    names = [each[0] for each in found.description]
+                    rows = (dict(zip(names, values, strict=True)) for values in found)
                     state[table] = [plain(table, row) for row in rows]
         except sqlite3.OperationalError:
             return None
