@@ -37,7 +37,7 @@ from tests.fixtures.store_postgres import url_of
 if TYPE_CHECKING:
     from cdc.playground.servers.stack import LocalStack
 
-CONVERGE_SECONDS: Final = 600.0
+CONVERGE_SECONDS: Final = 1_200.0
 # So that some cuts are of one transaction that is larger than this, and others of many.
 _MAX_EVENTS: Final = 2_000
 _LOOK_SECONDS: Final = 0.2

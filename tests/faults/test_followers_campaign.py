@@ -49,7 +49,7 @@ def world(
 @pytest.mark.long("more rounds", again=True)
 @pytest.mark.followers
 @pytest.mark.slow
-@pytest.mark.timeout(1_200 + 600 * _ROUNDS + _READS)
+@pytest.mark.timeout(1_200 + 1_200 * _ROUNDS + _READS)
 def test_every_state_is_the_databases_and_every_injury_is_recovered_from(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
