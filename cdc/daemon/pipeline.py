@@ -75,6 +75,7 @@ class Pipeline:
         self.worker = process.worker
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.batch = Batch(digests=True)
+        self.schema_topic = names.schema_topic(config.prefix)
         self.streaming = False
         self.batch_ended_at = self.batch_began_at = self.moved_at = time.monotonic()
         self.frontier_at = 0.0
@@ -181,6 +182,9 @@ class Pipeline:
             config, self.sql, self.admin, self.batch, relations, identity, self.completeness
         )
         self.frontiers = Frontiers(config.pipeline, identity.epoch, position, ends)
+        self.frontiers.state_found(
+            self.run_blocking(lambda: reader.read_schema_topic(config, position.schemas_end))
+        )
         self.intake = Intake(
             config, self.stream, self.tables, identity, position, self._describe, self._full,
             self.run_blocking, replay,
@@ -397,8 +401,10 @@ class Pipeline:
         if frontier:
             self.frontier_at = now
             publisher.add(*frontier_records.record(config, frontier))
-        for record in (*self.tables.take(), *self.incremental.take()):
-            publisher.add(*record)
+        for topic, key, value in (*self.tables.take(), *self.incremental.take()):
+            publisher.add(topic, key, value)
+            if topic == self.schema_topic:
+                self.frontiers.state(key, value)
         lsn, dead_letters = frontier.lsn if frontier else None, self.tables.dead.take()
         size, chunks, counts = self.batch.bytes, self.batch.digests(), self.batch.close()
         direct = publisher is not self.producers.large

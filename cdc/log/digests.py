@@ -5,7 +5,8 @@
   "value": …}`, bytes or nil: tombstones and parts of dead letters too. It is SHA-256 for frontier
   records of format 2: four times as slow, and it is the one hash that every row passes.
 - A partition's digest at a frontier folds its chunks since the frontier before:
-  SHA-256(digest || chunk), from 32 zero bytes on.
+  SHA-256(digest || chunk), from 32 zero bytes on. Chunks of an initial snapshot, whose producers
+  write at the same time, are folded in the order of their seqs.
 - A frontier's *chain* is SHA-256 over the chain of the frontier before it and all that its record
   states. So the newest chain stands for every frontier, and every record, since the chain began.
 
@@ -25,7 +26,7 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from cdc.log.records import DIGESTS_FORMAT, SHA256_FORMAT
+from cdc.log.records import BLAKE3_FORMAT, DIGESTS_FORMAT, SHA256_FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,6 +77,18 @@ def fold(digest: bytes, chunk: bytes) -> bytes:
     return sha256(digest + chunk).digest()
 
 
+def of_record(key: bytes | None, value: bytes | None) -> str:
+    """Return the digest of a single record: that of a chunk that has nothing else."""
+    chunk = ChunkHash()
+    chunk.add_columns((key,), (value,))
+    return encoded(chunk.digest())
+
+
+def stated(key: bytes, value: bytes | None) -> tuple[str, str]:
+    """Return how a frontier states a record of the schema topic: its key and its digest."""
+    return key.decode("utf-8", "backslashreplace"), of_record(key, value)
+
+
 def sealed(record: FrontierRecord, previous: str) -> FrontierRecord:
     """Return a frontier's record with its place in the chain, after the frontier before it."""
     record = replace(record, previous=previous)
@@ -84,7 +97,7 @@ def sealed(record: FrontierRecord, previous: str) -> FrontierRecord:
 
 def chain(record: FrontierRecord) -> str:
     """Return what `chain` must be of a record, by all that it states."""
-    stated = [
+    parts = [
         record.pipeline,
         record.epoch,
         str(record.lsn),
@@ -95,8 +108,10 @@ def chain(record: FrontierRecord) -> str:
         record.partitions,
         record.digests,
     ]
+    if record.format > BLAKE3_FORMAT:
+        parts += [record.blocks, record.schemas]
     before = decoded(record.previous) if record.previous else START
-    return encoded(sha256(before + msgspec.json.encode(stated)).digest())
+    return encoded(sha256(before + msgspec.json.encode(parts)).digest())
 
 
 def encoded(digest: bytes) -> str:

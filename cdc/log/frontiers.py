@@ -11,6 +11,11 @@ record: so an aborted batch is in no digest.
 
 Records acknowledged one after another are in the partition in that order. So an end that is lower
 than the sum of what was acknowledged shows that records were lost, however much was written since.
+
+Records of the schema topic have no seq, and others than the daemon may write some. So a frontier
+states key and digest of each one that the daemon has written since the one before. After a start it
+also states the column numbers that it found there; and the first time, all that is there. A version
+that another has written is never stated.
 """
 
 from __future__ import annotations
@@ -19,12 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import InvariantError
 from cdc.log import digests, names, records
-from cdc.log.records import DIGESTS_FORMAT, FrontierRecord, ResumePosition
+from cdc.log.records import BLAKE3_FORMAT, SHA256_FORMAT, FrontierRecord, ResumePosition
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.partitions import Partition
+    from cdc.log.reader import TopicRecords
 
 
 class Pending(NamedTuple):
@@ -34,6 +40,8 @@ class Pending(NamedTuple):
     chunks: tuple[int, ...]
     digests: tuple[str, ...] | None
     chain: str
+    schemas: tuple[tuple[str, str], ...]
+    schemas_end: int
 
 
 class Frontiers:
@@ -52,11 +60,14 @@ class Frontiers:
         self._digests: dict[Partition, bytes] | None = None
         if not resume.pending:
             self._digests = {}
-        elif resume.digests is not None and resume.format == DIGESTS_FORMAT:
+        elif resume.digests is not None and resume.format > SHA256_FORMAT:
             known = map(digests.decoded, resume.digests)
             self._digests = dict(zip(self._pending, known, strict=True))
         self._chunks = list(resume.chunks)
         self._chain = resume.chain
+        self._schemas = dict.fromkeys(resume.schemas)
+        self._schemas_end = resume.schemas_end
+        self._states_all = resume.format <= BLAKE3_FORMAT  # an older version has stated nothing
         self._seq = resume.seq  # of the newest batch
         self.ends = dict(ends)  # of every partition so far; -1 if a broker did not report it
         # Of partitions that have lost records: where one ended, and the lowest valid end.
@@ -80,6 +91,7 @@ class Frontiers:
         pending, self._pending = self._pending, {}
         hashed, self._digests = self._digests, {}
         chunks, self._chunks = self._chunks, []
+        schemas, self._schemas = self._schemas, {}
         for partition, events in pending.items():
             self._expect_at_least(
                 partition, self.ends[partition], self._covered.get(partition, 0) + events
@@ -97,6 +109,7 @@ class Frontiers:
             ),
             chunks=tuple(chunks) if hashed is not None else (),
             digests=_in_order(pending, hashed),
+            schemas=tuple(schemas),
         )
         record = digests.sealed(record, self._chain)
         self._chain = record.chain
@@ -126,7 +139,20 @@ class Frontiers:
             tuple(self._chunks),
             _in_order(self._pending, self._digests),
             self._chain,
+            tuple(self._schemas),
+            self._schemas_end,
         )
+
+    def state(self, key: bytes, value: bytes | None) -> None:
+        """Note a record of the schema topic, which the next frontier is to state."""
+        self._schemas[digests.stated(key, value)] = None
+
+    def state_found(self, found: TopicRecords) -> None:
+        """Note the records that the schema topic has from the resume record's `schemas_end` on."""
+        for key, value in found.records:
+            if self._states_all or records.is_numbers_key(key):
+                self.state(key, value)
+        self._schemas_end = found.end
 
     def acknowledged(self, position: ResumePosition, ends: dict[Partition, int]) -> None:
         """Note that the log holds `position`'s batch, whose commit comes before any later one's.

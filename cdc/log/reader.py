@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import IsolationLevel
 
@@ -13,6 +13,7 @@ from cdc.errors import CDCError, FencedError, GapError, Policy
 from cdc.events import row_key
 from cdc.log import absence, names, records
 from cdc.log.consumer import LogConsumer
+from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import Partition
 
 _TAIL_OFFSETS: Final = 100
 
@@ -146,6 +147,27 @@ def schemas_in(config: Config, read: Iterable[tuple[bytes, bytes]]) -> list[reco
             record = records.decode(records.SchemaRecord, value, topic)
             found[record.schema_id] = record
     return [found[schema_id] for schema_id in sorted(found)]
+
+
+class TopicRecords(NamedTuple):
+    """Keys and values of a topic's partition 0 from an offset on, and the offset after them."""
+
+    records: list[tuple[bytes, bytes | None]]
+    end: int
+
+
+def read_schema_topic(config: Config, start: int = 0) -> TopicRecords:
+    """Return every record that the schema topic has from an offset on."""
+    topic = names.schema_topic(config.prefix)
+    with closing(LogConsumer(config, skip_deleted=True)) as consumer:
+        there = consumer.confirmed_if_exists((topic, 0))
+        if there is None:
+            return TopicRecords([], 0)
+        # A topic that was created again has fewer: all of them count then.
+        first = start if start <= there.end else 0
+        pieces = consumer.pieces({(topic, 0): Range(max(first, there.start), there.end)})
+        found = [(each.key() or b"", each.value()) for _, piece in pieces for each in piece]
+        return TopicRecords(found, there.end)
 
 
 def read_column_numbers(config: Config) -> list[records.ColumnNumbers]:

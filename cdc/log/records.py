@@ -30,7 +30,8 @@ ALTERED: Final = "cdc.altered"
 # Raised when a field changes its meaning or a field is added that a reader must not ignore; each
 # kind of record has its own, the default of its field `format`.
 FORMAT = 1
-DIGESTS_FORMAT = 3  # of the records that carry digests
+DIGESTS_FORMAT = 4  # of the records that carry digests
+BLAKE3_FORMAT = 3  # of those whose frontiers cover neither snapshot rows nor the schema topic
 SHA256_FORMAT = 2  # of those whose chunks were hashed by SHA-256
 
 
@@ -117,6 +118,10 @@ class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[int, ...] = ()
     digests: tuple[str, ...] | None = None
     chain: str = ""
+    # Records of the schema topic that the next frontier will state, and the offset from which on
+    # the next session states what it finds there.
+    schemas: tuple[tuple[str, str], ...] = ()
+    schemas_end: int = 0
 
 
 class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +129,9 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `chunks` has the number of seqs in each Kafka transaction since the frontier before, `digests`
     the digest of each of `partitions`, None where the records were not hashed as they were written.
+    Instead of `chunks` the frontier of an initial snapshot has `blocks`: first seq, how many seqs a
+    Kafka transaction may have, and how many such transactions follow one another. `schemas` has key
+    and digest of records of the schema topic.
     """
 
     format: int = DIGESTS_FORMAT
@@ -136,6 +144,8 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     holes: int = 0
     chunks: tuple[int, ...] = ()
     digests: tuple[str, ...] | None = None
+    blocks: tuple[tuple[int, int, int], ...] = ()
+    schemas: tuple[tuple[str, str], ...] = ()
     previous: str = ""  # the chain of the frontier before; empty if that had none
     chain: str = ""  # empty in records from before there were digests
 

@@ -119,6 +119,8 @@ def oldest_seq(config: Config, search: FrontierSearch, partitions: Iterable[Part
 
 def _is_snapshot(config: Config, record: FrontierRecord) -> bool:
     """Return whether a frontier covers the rows of an initial snapshot."""
+    if record.blocks:
+        return True
     if record.above or not record.partitions or record.digests is not None:
         return False
     resume = reader.read_resume(config)

@@ -3,14 +3,15 @@
 Pure: it gets frontier records and, in any number of pieces, each partition's records between two of
 them, in the order of their offsets, tombstones included. A partition's digest is computed chunk by
 chunk (`cdc.log.digests`). Which record belongs to which chunk follows from its seq: the borders of
-the Kafka transactions are in the frontier record.
+the Kafka transactions are in the frontier record. Those of an initial snapshot are mixed in the
+partitions: each has a running hash of 2 kB in each partition until the partition is complete.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -37,6 +38,8 @@ class _LetterKey(msgspec.Struct):
     id: str  # of the dead letter: epoch and seq of its event
 
 
+# Above every number of seqs that a transaction may have.
+_MOST = 1 << 62
 _event = msgspec.json.Decoder(_Event).decode
 _letter_key = msgspec.json.Decoder(_LetterKey).decode
 
@@ -98,6 +101,10 @@ class PartitionCheck:
         self._digest = digests.START
         self._chunk = 0  # index of the current one
         self._hash: ChunkHash | None = None
+        # Of an initial snapshot: how many blocks are before each run of them, and each one's hash.
+        self._before = [0, *accumulate(count for *_, count in record.blocks)]
+        self._blocks: dict[int, ChunkHash] = {}
+        self._block = -1  # the newest record's
         self._counted = 0
         self._unreadable = False
 
@@ -108,6 +115,9 @@ class PartitionCheck:
     def add(self, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
         """Take the next records."""
         self._counted += sum(value is not None for value in values) if self._are_events else 0
+        if self._record.blocks:
+            self._add_to_blocks(keys, values)
+            return
         at = 0
         while self._stated and at < len(values) and not self._unreadable:
             end = self._end_of_chunk(keys, values, at)
@@ -118,6 +128,33 @@ class PartitionCheck:
             if at < len(values):
                 self._end_chunk()
                 self._chunk += 1
+
+    def _add_to_blocks(self, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+        try:
+            blocks = [self._block_of(*each) for each in zip(keys, values, strict=True)]
+        except (msgspec.MsgspecError, ValueError):
+            self._unreadable = True
+            return
+        at = 0
+        for block, same in groupby(blocks):
+            end = at + sum(1 for _ in same)
+            found = self._blocks.get(block)
+            if found is None:
+                found = self._blocks[block] = ChunkHash(self._record.format)
+            found.add_columns(keys[at:end], values[at:end])
+            at = end
+
+    def _block_of(self, key: bytes | None, value: bytes | None) -> int:
+        """Return the number of a record's block; raise ValueError if its seq is in none."""
+        if value is not None:  # a tombstone directly follows its delete
+            seq = self._seq(key, value)
+            run = bisect_right(self._record.blocks, (seq, _MOST, 0)) - 1
+            first, seqs, count = self._record.blocks[run]
+            number = (seq - first) // max(1, seqs)
+            if run < 0 or number >= count:
+                raise ValueError("a seq that no transaction has")
+            self._block = self._before[run] + number
+        return self._block
 
     @property
     def _are_events(self) -> bool:
@@ -153,6 +190,9 @@ class PartitionCheck:
         if self._hash is not None:
             self._digest = digests.fold(self._digest, self._hash.digest())
             self._hash = None
+        for block in sorted(self._blocks):
+            self._digest = digests.fold(self._digest, self._blocks[block].digest())
+        self._blocks.clear()
 
     def finish(self) -> Difference | None:
         """Return how the records differ from what the frontier states; None if they do not."""

@@ -1,7 +1,8 @@
 """Compare what the topics hold with the digests of the frontier records.
 
 Reads the frontier topic from its beginning, and between each two frontiers the records of every
-partition. What retention or compaction has deleted can't be compared: it is only named.
+partition. What retention or compaction has deleted can't be compared: it is only named. At the end
+the schema topic's records are compared with those that frontiers state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.log import compaction, digests, names, reader, records, topics
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
+from cdc.log.records import BLAKE3_FORMAT
 from cdc.verify.digests import CutCheck, FrontierChain
+from cdc.verify.schemas import SchemaCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.partitions import Partition
-    from cdc.log.records import FrontierRecord, ResumePosition
+    from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
     from cdc.verify.digests import SpanCheck
 
 # How many events are read at a time, unless one frontier counts more.
@@ -57,10 +60,12 @@ class KnownChains(NamedTuple):
 
 def prove(config: Config, upto: LSN | None = None, known: KnownChains | None = None) -> TopicsProof:
     """Read and compare everything up to an LSN, or to the newest frontier."""
-    # Read before the frontiers: those that it states are in the log then.
-    resume = reader.read_resume(config)
+    schemas = names.schema_topic(config.prefix), 0
     with closing(RangeReader(config, checks_crcs=True)) as ranges:
-        return _Proving(config, ranges, upto, known or KnownChains(), resume and resume[1]).run()
+        # Read in this order: what an earlier answer has, a later one states.
+        there = ranges.confirmed_if_exists(schemas) or Range(0, 0)
+        resume = reader.read_resume(config)
+        return _Proving(config, ranges, upto, known or KnownChains(), resume, there).run()
 
 
 class _Proving:
@@ -70,9 +75,13 @@ class _Proving:
         reader: RangeReader,
         upto: LSN | None,
         known: KnownChains,
-        resume: ResumePosition | None,
+        resume: tuple[ResumeIdentity, ResumePosition] | None,
+        schemas: Range,
     ) -> None:
-        self._resume = resume
+        self._identity = resume[0] if resume else None
+        self._resume = resume[1] if resume else None
+        self._schemas_held = schemas
+        self._schemas = SchemaCheck(names.schema_topic(config.prefix))
         self._config, self._reader, self._upto, self._known = config, reader, upto, known
         self._topic = names.frontier_topic(config.prefix)
         self._ends: dict[Partition, int] = {}
@@ -99,6 +108,7 @@ class _Proving:
                 batch, events = [], 0
         self._compare(batch)
         self._expect_end()
+        self._compare_schemas()
         last = self._last
         return TopicsProof(
             self._from,
@@ -138,6 +148,7 @@ class _Proving:
             ]
             self._last, self._published_ms = record, published_ms
             self._compare_chain(record)
+            self._schemas.state(record.schemas, f"the frontier {record.lsn} (seq {record.seq})")
             yield record
 
     def _messages(self) -> Iterator[tuple[int, int, bytes | None, bytes]]:
@@ -166,6 +177,27 @@ class _Proving:
                 f"{self._topic} ends with the frontier {last.lsn} (seq {last.seq}): a newer one, of"
                 f" seq {stated}, which the resume record states, is missing or was altered"
             )
+
+    def _compare_schemas(self) -> None:
+        """Compare the schema topic with what the frontiers have stated, and will state next.
+
+        Of a log that an older version has written, or whose first frontiers retention has deleted,
+        not every record is stated.
+        """
+        resume, all_stated = self._resume, False
+        if resume is not None and self._upto is None:
+            self._schemas.state(resume.schemas, "the resume record")
+            is_new = resume.format > BLAKE3_FORMAT and self._above == 0
+            all_stated = is_new and self._identity is not None and self._identity.snapshot != "due"
+        held, topic = self._schemas_held, names.schema_topic(self._config.prefix)
+        try:
+            for _, messages in self._reader.pieces({(topic, 0): held}):
+                for each in messages:
+                    self._schemas.add(each.offset() or 0, each.key(), each.value())
+        except UnreadableError as error:
+            self._findings.append(f"{topic} [0] can't be read to its end: {error.what}")
+            return
+        self._findings += self._schemas.finish(all_stated=all_stated)
 
     def _compare_chain(self, record: FrontierRecord) -> None:
         self._anchored |= record.chain == self._known.anchor
@@ -246,12 +278,15 @@ class _Proving:
     ) -> dict[Partition, SpanCheck]:
         check = CutCheck(batch)
         checks = {each: check.partition(each) for each in ranges}
-        for partition, messages in self._reader.pieces(ranges):
-            checks[partition].add(
-                [message.offset() or 0 for message in messages],
-                [message.key() for message in messages],
-                [message.value() for message in messages],
-            )
+        # The check of an initial snapshot's rows needs memory for each partition that is read.
+        alone = any(record.blocks for record in batch)
+        for some in [{each: ranges[each]} for each in ranges] if alone else [ranges]:
+            for partition, messages in self._reader.pieces(some):
+                checks[partition].add(
+                    [message.offset() or 0 for message in messages],
+                    [message.key() for message in messages],
+                    [message.value() for message in messages],
+                )
         return checks
 
     def _may_be_compacted(self, topic: str) -> bool:

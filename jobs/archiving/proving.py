@@ -20,6 +20,7 @@ from cdc.errors import CDCError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.verify.digests import CutCheck, FrontierChain
+from cdc.verify.schemas import SchemaCheck
 from lockstep.jobs.archiving import delta_log, layout, merkle
 from lockstep.jobs.archiving.erasing import decode_erasure
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic
@@ -103,6 +104,8 @@ class _Proving:
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
+        self._schema_place = names.schema_topic(config.prefix), 0
+        self._schemas = SchemaCheck(self._schema_place[0])
         self._last: FrontierRecord | None = None  # not above `upto`
         self._anchored = False
         self._chains: dict[tuple[LSN, int], str] = {}
@@ -128,9 +131,11 @@ class _Proving:
             if self._upto is not None and LSN.parse(record.lsn) >= self._upto:
                 # Audit records are of the archive, not of a cut.
                 self._expect_audited(stored.erased())
-                return
-        self._expect_end()
-        self._expect_audited(self._erased)
+                break
+        else:
+            self._expect_end()
+            self._expect_audited(self._erased)
+        self._findings += self._schemas.finish(all_stated=False)
 
     # -- Delta's log, and the files ----------------------------------------------------------------
 
@@ -209,6 +214,7 @@ class _Proving:
                 what = f"the frontier {frontier.lsn} (seq {frontier.seq}) {each.what}"
                 self._say(record, what)
             self._anchored |= frontier.chain == self._anchor
+            self._schemas.state(frontier.schemas, f"the frontier {frontier.lsn}")
             if self._upto is None or frontier.lsn <= self._upto:
                 self._last = frontier
             if frontier.digests is None:
@@ -250,6 +256,9 @@ class _Proving:
             erased += len(rows) - rows["leaf"].null_count
             if not erased:
                 check.add(columns["offset"], columns["key"], columns["value"])
+            if (span.topic, span.partition) == self._schema_place:
+                for row in zip(columns["offset"], columns["key"], columns["value"], strict=True):
+                    self._schemas.add(*row)
             if span.events:
                 seqs += _seqs(rows)
         self._erased += erased

@@ -2,9 +2,10 @@
 
 `FOLDER` has the source of a version whose resume and frontier records are of format N, such as
 `git archive` unpacks it: format 1 is from before digests (dcc68a0e^), 2 from before BLAKE3
-(6660141e^), 3 the present one. Its own setup and daemon run on servers started for this alone, and
-write every kind of event. What its topics hold then goes to `logs/format-N.jsonl`: a header with
-the rows of the database, then a line for each record, with its offset, time, key and value.
+(6660141e^), 3 from before digests of snapshots (712789cf), 4 the present one. Its own setup and
+daemon run on servers started for this alone, and write every kind of event. What its topics hold
+then goes to `logs/format-N.jsonl`: a header with the rows of the database, then a line for each
+record, with its offset, time, key and value.
 """
 
 from __future__ import annotations

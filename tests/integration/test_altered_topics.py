@@ -9,9 +9,10 @@ from random import Random
 
 import pytest
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+from msgspec.structs import replace
 
-from cdc.log import names, topics
-from cdc.verify import topics as proof
+from cdc.log import acknowledged, names, reader, records, topics
+from cdc.verify.topics import prove as proof_of
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.seeds import first_seed
@@ -43,6 +44,23 @@ def written(pipeline: NewPipeline) -> PipelineUnderTest:
     return made
 
 
+@pytest.fixture
+def snapshotted(pipeline: NewPipeline) -> PipelineUnderTest:
+    """Return a pipeline with the rows of an initial snapshot: many ranges, a dead letter."""
+    made = pipeline(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        "INSERT INTO users SELECT g, 'n' || g FROM generate_series(1, 3000) g",
+        "INSERT INTO users VALUES (0, repeat('y', 100000))",
+        log={"kafka": {"message.max.bytes": 60_000, "compression.type": "none"}},
+        snapshot={"mode": "initial", "runner": "local", "range_bytes": 16_384, "max_parallel": 3},
+    )
+    made.start().wait_ready()
+    made.database.execute("ALTER TABLE users ADD COLUMN more int", "UPDATE users SET more = 1")
+    Archived(made).log_reach()
+    assert made.daemon.term() == 0
+    return made
+
+
 def batches(text: bytes) -> list[tuple[int, int]]:
     """Return where the records of each batch are in a broker's file."""
     found, at = [], 0
@@ -54,8 +72,8 @@ def batches(text: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def files(made: PipelineUnderTest) -> list[Path]:
-    """Return the broker's files with records that a proof covers."""
+def files(made: PipelineUnderTest, *more: str) -> list[Path]:
+    """Return the broker's files with records that a proof covers, and those of topics in `more`."""
     client = topics.admin(made.config)
     [node, *_] = client.describe_cluster().result().nodes
     asked = ConfigResource(ResourceType.BROKER, str(node.id))
@@ -64,7 +82,7 @@ def files(made: PipelineUnderTest) -> list[Path]:
         pytest.skip("the broker's files are on another machine")
     prefix = made.config.prefix
     own = (names.frontier_topic, names.messages_topic, names.dead_topic)
-    covered = [f"{prefix}.public.users", *(name(prefix) for name in own)]
+    covered = [f"{prefix}.public.users", *(name(prefix) for name in own), *more]
     found = [path for each in covered for path in sorted(folder.glob(f"{each}-*/*.log"))]
     return [path for path in found if batches(path.read_bytes())]
 
@@ -97,7 +115,7 @@ def altered(text: bytes, chance: Random) -> bytes:
 
 def test_every_altered_bit_of_a_record_is_named(written: PipelineUnderTest) -> None:
     """Whether or not the broker's checksum was made again, and a client can decode the record."""
-    assert proof.prove(written.config).findings == ()
+    assert proof_of(written.config).findings == ()
     chance, found = Random(first_seed()), files(written)
     assert {path.parent.name.rpartition(".")[2].partition("-")[0] for path in found} == {
         "users", "frontier", "messages", "dead",
@@ -106,9 +124,55 @@ def test_every_altered_bit_of_a_record_is_named(written: PipelineUnderTest) -> N
         path = chance.choice(found)
         topic, text = path.parent.name.rpartition("-")[0], path.read_bytes()
         path.write_bytes(altered(text, chance))
-        findings = proof.prove(written.config).findings
+        findings = proof_of(written.config).findings
         # An altered frontier may show by the records that it states otherwise.
         named = topic if "frontier" not in topic else written.config.prefix
         assert any(named in each for each in findings), (topic, findings)
         path.write_bytes(text)
-    assert proof.prove(written.config).findings == ()
+    assert proof_of(written.config).findings == ()
+
+
+def test_altered_rows_of_a_snapshot_and_altered_schemas_are_named(
+    snapshotted: PipelineUnderTest,
+) -> None:
+    """Whichever of the producers wrote the row."""
+    config = snapshotted.config
+    proof = proof_of(config)
+    assert (proof.findings, proof.undigested) == ((), 0)
+    first, *_ = snapshotted.frontiers()
+    assert sum(count for *_, count in first.blocks) == 9
+    schemas = names.schema_topic(config.prefix)
+    assert len(reader.read_schemas(config)) == 2
+    chance = Random(first_seed())
+    users = [each for each in files(snapshotted) if "users" in each.parent.name]
+    [versions] = [each for each in files(snapshotted, schemas) if each.parent.name[:-2] == schemas]
+    for path in [*users, versions] * 8:
+        text = path.read_bytes()
+        path.write_bytes(altered(text, chance))
+        findings = proof_of(config).findings
+        assert any(path.parent.name[:-2] in each for each in findings), (path.name, findings)
+        path.write_bytes(text)
+    assert proof_of(config).findings == ()
+
+
+def test_an_added_or_replaced_version_is_named(snapshotted: PipelineUnderTest) -> None:
+    """A record that somebody writes into the topic by Kafka's own means; a start accepts none."""
+    config = snapshotted.config
+    schemas = names.schema_topic(config.prefix)
+    version = reader.read_schemas(config)[0]
+    forged = [
+        (records.schema_key(each.schema_id), records.encode(each))
+        for each in (replace(version, schema_id=7), replace(version, key=()))
+    ]
+    acknowledged.write(config, schemas, forged)
+    expected = [
+        f'no frontier states this record {{"schema_id":{number}}}'
+        for number in (version.schema_id, 7)
+    ]
+    for _ in range(2):
+        findings = proof_of(config).findings
+        assert [each.partition(": ")[2] for each in findings] == expected
+        assert all(each.startswith(f"{schemas} [0] offset ") for each in findings)
+        snapshotted.start().wait_ready()
+        Archived(snapshotted).log_reach()
+        assert snapshotted.daemon.term() == 0

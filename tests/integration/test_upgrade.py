@@ -15,6 +15,7 @@ from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log import acknowledged, group_records, names, reader, records, topics
 from cdc.log.follower_reports import Reports
+from cdc.log.records import DIGESTS_FORMAT
 from cdc.operate import formats
 from cdc.snapshot.incremental.records import IncrementalRecord, incremental_key
 from cdc.snapshot.initial import topic as initial_topic
@@ -32,7 +33,7 @@ TABLES = ("CREATE TABLE users (id int PRIMARY KEY, name text)",)
 # What every log has; this one has a report, a group, snapshots and a dead letter too.
 ALWAYS = ("resume identity", "resume position", "frontier", "table version")
 MORE = ("initial snapshot", "incremental snapshot", "follower report", "group", "dead letter")
-OWN_FORMAT = {"resume position": 3, "frontier": 3}
+OWN_FORMAT = {"resume position": DIGESTS_FORMAT, "frontier": DIGESTS_FORMAT}
 
 
 def checked(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
@@ -141,7 +142,7 @@ def test_what_will_rise_is_named_and_does_not_hinder(
     assert run(["upgrade", "--check", "-c", str(written.config_file)]) == Exit.OK
     out = capsys.readouterr().out
     assert "can take over" in out
-    assert "it will write newer formats: resume position 3, frontier 3" in out
+    assert f"newer formats: resume position {DIGESTS_FORMAT}, frontier {DIGESTS_FORMAT}" in out
 
 
 def test_a_log_without_the_pipeline_and_a_broken_record_are_refused(

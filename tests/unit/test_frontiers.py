@@ -12,8 +12,10 @@ from cdc.events import LSN
 from cdc.log import digests
 from cdc.log.frontiers import Frontiers
 from cdc.log.partitions import Partition
-from cdc.log.records import DIGESTS_FORMAT, SHA256_FORMAT
+from cdc.log.reader import TopicRecords
+from cdc.log.records import BLAKE3_FORMAT, DIGESTS_FORMAT, SHA256_FORMAT
 from cdc.verify.digests import PartitionCheck
+from cdc.verify.schemas import SchemaCheck
 from tests.property.stream import position
 
 USERS = ("p.public.users", 0)
@@ -165,3 +167,52 @@ def test_a_restart_continues_the_chain_and_the_digests_from_the_resume_record() 
     assert Frontiers("p", 1, resumed, ends).take() == frontiers.take()
     assert first is not None
     assert resumed.chain == first.chain == digests.chain(first)
+
+
+def test_a_frontier_states_what_was_written_to_the_schema_topic_since_the_one_before() -> None:
+    """After a crash too; of what others have written only column numbers, once it is new."""
+    version, numbers = b'{"schema_id":1}', b'{"columns":{"relation_id":9,"lsn":"0/1"}}'
+    there = TopicRecords([(version, b"forged"), (numbers, b"n")], 7)
+    frontiers = at(0x200, 4)
+    frontiers.state(version, b"v")
+    pending = frontiers.add(*batch({}), 4)
+    assert pending.schemas == (digests.stated(version, b"v"),)
+    resume = replace(position(end_lsn=0x200, seq=4), **pending._asdict())
+    resumed = Frontiers("p", 2, resume, {USERS: 17, ORDERS: 5})
+    resumed.state_found(there)
+    record = resumed.take()
+    assert record is not None
+    assert record.schemas == (digests.stated(version, b"v"), digests.stated(numbers, b"n"))
+    after = resumed.add(*batch({}), 4)
+    assert (after.schemas, after.schemas_end) == ((), 7)
+    # An older version has stated nothing: then all that is there is.
+    first = Frontiers("p", 2, replace(resume, format=BLAKE3_FORMAT, schemas=()), {})
+    first.state_found(there)
+    stated = first.add(*batch({}), 4).schemas
+    assert stated == (digests.stated(version, b"forged"), digests.stated(numbers, b"n"))
+
+
+def test_a_schema_topic_is_compared_with_what_frontiers_state() -> None:
+    keys = [b'{"schema_id":%d}' % number for number in (1, 2)]
+    numbers = b'{"columns":{"relation_id":9,"lsn":"0/1"}}'
+
+    def found(*held: tuple[bytes, bytes], all_stated: bool = True) -> list[str]:
+        check = SchemaCheck("t")
+        check.state([digests.stated(key, b"v") for key in keys], "the frontier 0/9")
+        for offset, each in enumerate(held):
+            check.add(offset, *each)
+        return check.finish(all_stated=all_stated)
+
+    sound = [(key, b"v") for key in keys]
+    assert not found(*sound, (numbers, b"unstated"))
+    lacks = "as the frontier 0/9 states it: it was altered or deleted"
+    assert found(sound[0]) == [f't [0] lacks the record {{"schema_id":2}} {lacks}']
+    other = "no frontier states this record"
+    assert found(sound[0], (keys[1], b"w")) == [
+        f't [0] lacks the record {{"schema_id":2}} {lacks}',
+        f't [0] offset 1: {other} {{"schema_id":2}}',
+    ]
+    assert found(*sound, (keys[0], b"w")) == [f't [0] offset 2: {other} {{"schema_id":1}}']
+    added = *sound, (b'{"schema_id":3}', b"v")
+    assert found(*added) == [f't [0] offset 2: {other} {{"schema_id":3}}']
+    assert not found(*added, all_stated=False)

@@ -23,7 +23,7 @@ from cdc.snapshot.incremental.topic import replacement_record
 from cdc.snapshot.initial import due, topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity
@@ -46,8 +46,11 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
     now_us = time.time_ns() // 1_000
     position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
     publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
-    frontier = _frontier(config, plan, known, resumed[1], position)
-    publisher.add(*resume.record(config, replace(position, chain=frontier.chain)))
+    schemas = reader.read_schema_topic(config)
+    frontier = _frontier(config, plan, known, resumed[1], position, schemas.records)
+    publisher.add(
+        *resume.record(config, replace(position, chain=frontier.chain, schemas_end=schemas.end))
+    )
     publisher.add(*frontiers.record(config, frontier))
     mine = [each for each in known.ranges if each.generation == plan.generation]
     rows = [each for each in mine if each.part == "rows"]
@@ -138,13 +141,15 @@ def _frontier(
     known: topic.InitialLog,
     before: ResumePosition,
     position: ResumePosition,
+    schemas: Iterable[tuple[bytes, bytes | None]],
 ) -> FrontierRecord:
     """Return the frontier of the consistent point; its events are all committed by now.
 
-    It has no digests: the producers' records of the ranges are mixed in the partitions. The chain
-    covers its counts and ends.
+    The producers' records of the ranges are mixed in the partitions: a record's seq shows its
+    range, and each range's Kafka transaction has a digest of its own.
     """
     events = dict(sorted(known.events.items()))
+    hashed = known.digests
     ends = reader.written_ends(config, list(events))
     frontier = FrontierRecord(
         pipeline=config.pipeline,
@@ -154,7 +159,9 @@ def _frontier(
         committed_at_us=plan.taken_at_us,
         partitions=tuple((*place, ends[place], count) for place, count in events.items()),
         holes=position.seq - before.seq - sum(events.values()),
-        digests=None if events else (),
+        blocks=() if hashed is None else known.blocks,
+        digests=None if hashed is None else tuple(hashed[place] for place in events),
+        schemas=tuple(digests.stated(key, value) for key, value in schemas),
     )
     return digests.sealed(frontier, before.chain)
 

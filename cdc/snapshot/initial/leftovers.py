@@ -125,7 +125,7 @@ class LeftoverDeletes:
 
     def _delete(self, keys: list[bytes], number: int, seq: int) -> RangeRecord:
         place = self._stale
-        batch = Batch()
+        batch = Batch(digests=True)
         partition = batch.topic(place.topic, place.partition + 1)[place.partition]
         for at, key in enumerate(keys):
             # The key's own bytes are its columns in JSON: as the old row of a DEFAULT identity.
@@ -133,7 +133,7 @@ class LeftoverDeletes:
             partition.append({"key": key, "value": None})
         partition.others = len(keys)
         self._publisher.produce(batch)
-        counts = batch.close()
+        hashed, counts = topic.digests_of(batch), batch.close()
         record = RangeRecord(
             generation=self._plan.generation,
             part="gone",
@@ -143,6 +143,9 @@ class LeftoverDeletes:
             bytes=0,
             ends=tuple((*at, events) for at, events in counts.items()),
             seconds=0.0,
+            first_seq=seq,
+            seqs=len(keys),
+            digests=hashed,
         )
         self._publisher.add(*topic.range_record(self._config, record))
         self._publisher.commit()

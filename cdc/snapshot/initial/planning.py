@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.events import TRUNCATE_KEY
-from cdc.log import cleanup, names, reader, topics
+from cdc.log import cleanup, digests, names, reader, topics
 from cdc.log import records as log_records
 from cdc.log.batch import Batch
 from cdc.publication.column_identity import hides_something
@@ -108,7 +108,8 @@ def write(config: Config, publisher: Publisher, state: SnapshotState, planned: P
         batch.topic(schema.topic, 1)[0].append({"key": key, "value": event})
         done = RangeRecord(
             generation=plan.generation, part="truncate", table=number, number=0, rows=1, bytes=0,
-            ends=((schema.topic, 0, 1),), seconds=0.0,
+            ends=((schema.topic, 0, 1),), seconds=0.0, first_seq=seq, seqs=1,
+            digests=(digests.of_record(key, event),),
         )  # fmt: skip
         records.append(topic.range_record(config, done))
     publisher.begin()

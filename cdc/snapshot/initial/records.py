@@ -166,3 +166,8 @@ class RangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     ends: tuple[tuple[str, int, int], ...]  # topic, partition, events
     seconds: float
+    # Which seqs the events may have, and the digest of each of `ends` (`cdc.log.digests`); nothing
+    # in records of older versions.
+    first_seq: int = 0
+    seqs: int = 0
+    digests: tuple[str, ...] = ()

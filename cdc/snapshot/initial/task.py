@@ -70,7 +70,7 @@ class CopyTask:
         self._config, self._plan, self._number = config, plan, number
         self._report = report
         self._pace = Pace(config.snapshot, plan.tasks)
-        self._batch = Batch()
+        self._batch = Batch(digests=True)
         placeholder = dumps(config.values.unavailable_value_placeholder)
         self._dead = DeadLetters(
             self._batch, names.dead_topic(config.prefix), placeholder, ours(config)
@@ -136,8 +136,11 @@ class CopyTask:
             number=each.number,
             rows=rows.rows,
             bytes=rows.bytes,
+            digests=topic.digests_of(self._batch),
             ends=tuple((*place, events) for place, events in self._batch.close().items()),
             seconds=round(time.monotonic() - began, 3),
+            first_seq=each.first_seq,
+            seqs=each.capacity,
         )
         publisher.add(*topic.range_record(config, record))
         if self._ciphers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from cdc.log import names, reader
+from cdc.log import digests, names, reader
 from cdc.log.consumer import LogConsumer
 from cdc.log.records import decode, encode
 from cdc.snapshot.incremental.records import key
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cdc.config import Config
+    from cdc.log.batch import Batch
     from cdc.snapshot.incremental.topic import Entry
 
 Record = tuple[str, bytes, bytes | None]  # topic, key, value
@@ -50,6 +51,39 @@ class InitialLog(msgspec.Struct):
             for topic, partition, events in each.ends:
                 counts[topic, partition] = counts.get((topic, partition), 0) + events
         return counts
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int, int], ...]:
+        """The seqs of each Kafka transaction of all generations: those of equal size together."""
+        runs: list[tuple[int, int, int]] = []
+        for each in self._by_seq():
+            if runs:
+                first, seqs, count = runs[-1]
+                if seqs == each.seqs and first + seqs * count == each.first_seq:
+                    runs[-1] = (first, seqs, count + 1)
+                    continue
+            runs.append((each.first_seq, each.seqs, 1))
+        return tuple(runs)
+
+    @property
+    def digests(self) -> dict[tuple[str, int], str] | None:
+        """The digest of each topic partition; None where an older version has written a range."""
+        if any(len(each.digests) != len(each.ends) for each in self.ranges):
+            return None
+        found: dict[tuple[str, int], bytes] = {}
+        for each in self._by_seq():
+            for (topic, partition, _), chunk in zip(each.ends, each.digests, strict=True):
+                before = found.get((topic, partition), digests.START)
+                found[topic, partition] = digests.fold(before, digests.decoded(chunk))
+        return {place: digests.encoded(digest) for place, digest in found.items()}
+
+    def _by_seq(self) -> list[RangeRecord]:
+        return sorted(self.ranges, key=lambda each: each.first_seq)
+
+
+def digests_of(batch: Batch) -> tuple[str, ...]:
+    """Return the digests of what a batch has, in the order in which `close` returns it."""
+    return tuple(map(digests.encoded, batch.digests().values()))
 
 
 def read(config: Config) -> InitialLog:
