@@ -379,10 +379,15 @@ class WrittenByTasks(Protocol):
     """A sink for which executors can write tables' files; its `commit` makes them visible."""
 
     def target(
-        self, versions: Sequence[Version], reached: int, truncated: int | None
+        self,
+        versions: Sequence[Version],
+        reached: int,
+        truncated: int | None,
+        truncates: Sequence[Change] = (),
     ) -> Any | None:  # noqa: ANN401 - the store's own
         """Return what tasks need to write a table's part of a cut up to `reached`.
 
+        `truncates` are all of a table with a history, of which `truncated` is the last one's seq.
         None if the changes must be passed to `write` instead.
         """
         ...

@@ -2,10 +2,10 @@
 
 One Spark job of three stages. The cut's events are divided among tasks by a hash of their keys, and
 sorted by key and seq: what does not fit into memory is sorted on disk. Each task reduces its keys
-to their net changes, writes these to files and finds the rows that they replace
-(`sinks.delta.buckets`). The positions of these rows are divided among tasks by file, which write
-the deletion vectors. The driver receives the actions of the commits: its memory depends on the
-number of files, not of changes.
+to their net changes, or of a history takes every change, writes these to files and finds the rows
+that they replace (`sinks.delta.buckets`). The positions of these rows are divided among tasks by
+file, which write the deletion vectors. The driver receives the actions of the commits: its memory
+depends on the number of files, not of changes.
 
 A task that is repeated writes its files again under other names. Spark uses the result of one
 attempt, and no commit names the files of another.
@@ -24,13 +24,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
 from cdc.log.dead_letters import DeadLetterAssembler
-from lockstep.jobs.cuts.by_key import by_key
+from lockstep.jobs.cuts.by_key import by_key, every
 from lockstep.jobs.cuts.pieces import pieces
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.jobs.spark.map_in_arrow import in_arrow
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import buckets
-from lockstep.sinks.delta.buckets import Piece
+from lockstep.sinks.delta.targets import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.reduce import Bounds
     from lockstep.sinks.contract import Version
     from lockstep.sinks.delta.actions import Action
-    from lockstep.sinks.delta.buckets import Target
+    from lockstep.sinks.delta.targets import Target
 
 # The events of a task: a repeated one loses their work, and each compares the mirror's keys.
 _TASK_BYTES: Final = 256 << 20
@@ -82,7 +82,7 @@ def write(
         of_topic = f"IF(topic IN ({chosen}), pmod(hash(key), {tasks}), {of_topic})"
     events = events.where("key IS NOT NULL").selectExpr("topic", "key", "value", f"{_SEQ} seq")
     for topic, share in shares.items():
-        if share.truncated is not None:
+        if share.truncated is not None and not share.target.is_history:
             events = events.where(f"NOT (topic = {_quoted(topic)} AND seq < {share.truncated})")
     named = ["topic", "key", "value"]
     if letters is not None:
@@ -96,6 +96,9 @@ def write(
         .select(*named)
     )
     found = in_arrow(sorted_, partial(_written, dict(shares), bounds), _PIECES)
+    ended = [piece for target in targets.values() for piece in files_to_end(target)]
+    if ended:
+        found = found.union(events.sparkSession.createDataFrame(ended, _PIECES))
     by_file = found.repartition(parallel, "place", "path").sortWithinPartitions("place", "path")
     by_place: dict[str, list[Action]] = {}
     for row in in_arrow(by_file, partial(_marked, targets), _ACTIONS).collect():
@@ -145,9 +148,17 @@ def written(
     share: TableShare, bounds: Bounds, records: Iterable[tuple[bytes | None, bytes | None]]
 ) -> Iterator[Piece]:
     """Write some keys of a table; `records` are their events, sorted by key and seq."""
-    changes = by_key(pieces(records, most=PIECE_EVENTS), bounds)
+    reduce = every if share.target.is_history else by_key
+    changes = reduce(pieces(records, most=PIECE_EVENTS), bounds)
     versions = tuple(share.versions[each] for each in sorted(share.versions))
     return buckets.written(share.target, (Changes(versions, each) for each in changes))
+
+
+def files_to_end(target: Target) -> list[Piece]:
+    """Return a piece for each file of which a truncate ends the valid rows, changed or not."""
+    if target.replaces or not target.truncates:
+        return []
+    return [Piece(target.place, path, 0, b"") for path in target.files]
 
 
 def _marked(

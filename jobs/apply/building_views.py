@@ -24,7 +24,7 @@ from lockstep.jobs.views import results
 from lockstep.jobs.views.answers import MOST_ROWS, Gathered
 from lockstep.jobs.views.computing import Built
 from lockstep.sinks.contract import Changes, LoadedByTasks, WrittenByTasks
-from lockstep.sinks.delta import buckets
+from lockstep.sinks.delta import buckets, targets
 from lockstep.sinks.delta.rows import arranged
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.sinks.contract import Applied, Loader, Sink
-    from lockstep.sinks.delta.buckets import Target
+    from lockstep.sinks.delta.targets import Target
 
 # The rows that a task returns to the driver, if it has no more, as Arrow.
 _FEW_BYTES: Final = 1 << 20
@@ -100,7 +100,9 @@ class ViewBuilder:
         if not isinstance(self._sink, WrittenByTasks):
             return None
         found = self._sink.target((view.version,), at.seq, truncated)
-        if not isinstance(found, buckets.Target) or (found.files and not found.replaces):
+        if not isinstance(found, targets.Target) or found.is_history:
+            return None
+        if found.files and not found.replaces:
             return None
         return found
 

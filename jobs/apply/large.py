@@ -19,6 +19,7 @@ from __future__ import annotations
 import uuid
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -36,6 +37,7 @@ from cdc.events import TRUNCATE_KEY, row_key
 from cdc.log import names
 from cdc.log.partitions import Range
 from lockstep.jobs.copying.driving import translated
+from lockstep.jobs.cuts.by_key import every
 from lockstep.jobs.cuts.pieces import pieces
 from lockstep.jobs.cuts.reduce import Bounds, completed, newest, parsed
 from lockstep.jobs.spark.kafka_options import reading
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.dead_letters import CutLetters
     from lockstep.jobs.cuts.pieces import Piece
     from lockstep.jobs.cuts.schemas import Schemas
-    from lockstep.sinks.contract import Altered, Sink, Version
+    from lockstep.sinks.contract import Altered, Change, Sink, Version
 
 # The size of one of the partitions that events are sorted into: the driver's JVM holds several
 # copies of it.
@@ -67,6 +69,9 @@ _ARROW_ROWS: Final = 10_000
 
 # As `cdc.events.row_key`.
 _ROW_KEY: Final = f"IF(key = X'{TRUNCATE_KEY.hex()}', NULL, key)"
+_IS_TRUNCATE: Final = (
+    "key IS NULL AND value IS NOT NULL AND get_json_object(CAST(value AS STRING), '$.op') = 't'"
+)
 _COUNTS: Final = (
     "count(value) events",
     "count_if(value IS NOT NULL AND key IS NULL) loose",
@@ -226,7 +231,8 @@ class Large:
         shares = {}
         for topic, counted in tables.items():
             if counted.by_key and counted.versions:
-                target = sink.target(counted.versions, cut.seq, counted.truncated)
+                truncates = self._truncates(cut, parts, topic, counted)
+                target = sink.target(counted.versions, cut.seq, counted.truncated, truncates)
                 if target is not None:
                     known = self._schemas.known(topic)
                     shares[topic] = buckets.TableShare(
@@ -244,6 +250,18 @@ class Large:
             for topic, actions in buckets.write(events, shares, bounds, letters).items():
                 sink.stage(shares[topic].target, actions)
         return set(shares)
+
+    def _truncates(
+        self, cut: Cut, parts: list[CutPart], topic: str, counted: Counted
+    ) -> list[Change]:
+        """Return the truncates of a table with a history, which end rows of every key."""
+        is_history = names.table_name(self._config.prefix, topic) in self._histories
+        if counted.truncated is None or not is_history:
+            return []
+        mine = self._read([part for part in parts if part.topic == topic])
+        values = mine.where(_IS_TRUNCATE).select("value").collect()
+        events = [None] * len(values), [bytes(row.value) for row in values]
+        return list(chain.from_iterable(every([events], Bounds(cut.above, cut.seq))))
 
     def _limit_batches(self, cut: Cut, tables: Mapping[str, Counted]) -> None:
         """Limit the size of the batches that the JVM passes to Python."""

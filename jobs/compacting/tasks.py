@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.compacting.slices import Past
     from lockstep.sinks.contract import Sink
     from lockstep.sinks.delta.actions import Action
-    from lockstep.sinks.delta.buckets import Target
+    from lockstep.sinks.delta.targets import Target
 
 _RESULT: Final = "result string"
 _decode: Final = msgspec.json.Decoder(Slice).decode

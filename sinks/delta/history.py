@@ -36,8 +36,11 @@ from lockstep.sinks.delta.rows import Batch
 from lockstep.sinks.delta.work import merged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from deltalake import DeltaTable
 
+    from lockstep.sinks.contract import Change
     from lockstep.sinks.delta.lake import Commit
     from lockstep.sinks.delta.positions import Positions, RowsOfFile
     from lockstep.sinks.delta.work import Work
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 # The stored version that a row ends; in the merge's source its seq, and NULL in a new version.
 _ENDS: Final = "_ends"
 # What an end changes in a version.
-_ENDED: Final = (VALID_TO_LSN, VALID_TO, CURRENT)
+ENDED: Final = (VALID_TO_LSN, VALID_TO, CURRENT)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of what ends a version
@@ -71,7 +74,7 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     )
     same = "".join(f" AND {_same(name)}" for name in keys)
     values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names}
-    ends = {quoted(name): f"s.{quoted(name)}" for name in _ENDED}
+    ends = {quoted(name): f"s.{quoted(name)}" for name in ENDED}
     (
         table.merge(
             source,
@@ -104,14 +107,14 @@ def replaced(
     Not for a batch with a truncate, which ends every version.
     """
     schema = lake.arrow_schema(table)
-    kept = pa.schema([field for field in schema if field.name not in _ENDED])
+    kept = pa.schema([field for field in schema if field.name not in ENDED])
     found = list(positions.find(positions.identities(work.batch.rows).unique()))
     parts = [positions.rows(table, each, kept) for each in found]
     stored = pa.concat_tables([kept.empty_table(), *parts])
     new, ended = versions(stored, work)
     places = ended[_ENDS].combine_chunks()
     rows = stored.take(places)
-    for name in _ENDED:
+    for name in ENDED:
         rows = rows.append_column(schema.field(name), ended[name])
     rows = rows.select(schema.names)
     ends = pc.is_in(pa.arange(0, stored.num_rows), value_set=places)
@@ -135,9 +138,9 @@ def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
     batch, key = work.batch, work.key
     rows, theirs = delta_keys.identities(batch.rows, stored, key)
     first = pc.index_in(rows, value_set=theirs).to_pylist()
-    before, after = _neighbours(rows.to_pylist())
+    before, after = neighbours(rows.to_pylist())
     batch = _filled(batch, stored, first, before)
-    ends = _Ends(batch, work)
+    ends = Ends(batch.rows, work.truncates)
     heads = {
         place: at
         for at, (place, earlier) in enumerate(zip(first, before, strict=True))
@@ -151,15 +154,15 @@ def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
     return new.filter(pc.invert(batch.deleted)), ends.alone(ended, new.schema)
 
 
-class _Ends:
+class Ends:
     """The ends of versions: the next change of their key, or a truncate before it."""
 
-    def __init__(self, batch: Batch, work: Work) -> None:
+    def __init__(self, changes: pa.Table, truncates: Iterable[Change]) -> None:
         names = (SEQ, COMMIT_LSN, COMMITTED_AT)
-        seqs, lsns, times = (batch.rows[name].to_pylist() for name in names)
+        seqs, lsns, times = (changes[name].to_pylist() for name in names)
         self._changes = list(zip(seqs, lsns, times, strict=True))
         self._truncates = sorted(
-            (each.seq, each.commit_lsn, _instant(each.committed_at_us)) for each in work.truncates
+            (each.seq, each.commit_lsn, _instant(each.committed_at_us)) for each in truncates
         )
 
     def of(self, seq: int, change: int | None) -> _End | None:
@@ -167,6 +170,12 @@ class _Ends:
         followed = [] if change is None else [self._changes[change]]
         cut = next((each for each in self._truncates if each[0] > seq), None)
         return min([*followed, *([cut] if cut else [])], default=None)
+
+    def rows(self, stored: pa.Table, changes: Sequence[int | None], schema: pa.Schema) -> pa.Table:
+        """Return stored versions with their ends; each has the next change of its key."""
+        seqs = stored[SEQ].to_pylist()
+        ends = [self.of(seq, change) for seq, change in zip(seqs, changes, strict=True)]
+        return self.written(lake.under(stored, schema), ends)
 
     @staticmethod
     def written(rows: pa.Table, ends: list[_End | None]) -> pa.Table:
@@ -195,7 +204,7 @@ class _Ends:
             schema=pa.schema(
                 [
                     (_ENDS, pa.int64()),
-                    *(schema.field(name) for name in _ENDED),
+                    *(schema.field(name) for name in ENDED),
                 ]
             ),
         )
@@ -205,7 +214,7 @@ def _instant(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def _neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
+def neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
     """Return, for each row, the previous and the next row of the same key."""
     before: list[int | None] = [None] * len(keys)
     after: list[int | None] = [None] * len(keys)
@@ -215,6 +224,25 @@ def _neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
             before[at], after[earlier] = earlier, at
         last[key] = at
     return before, after
+
+
+def roots(kept: Sequence[bool], before: Sequence[int | None]) -> list[int]:
+    """Return the row whose value each row has in a column that some rows keep.
+
+    `~n` for a value of the stored version that row `n` ends.
+    """
+    found: list[int] = []
+    for at, (is_kept, earlier) in enumerate(zip(kept, before, strict=True)):
+        if not is_kept:
+            found.append(at)
+        else:
+            found.append(~at if earlier is None else found[earlier])
+    return found
+
+
+def kept_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns that a version keeps when it ends."""
+    return [name for name in schema.names if name not in ENDED]
 
 
 def _filled(
@@ -227,13 +255,7 @@ def _filled(
     names = [*batch.unchanged, EXACT]
     pool = pa.concat_tables([stored.select(names), batch.rows.select(names)])
     for name, where in batch.unchanged.items():
-        kept = where.to_pylist()
-        source: list[int | None] = []
-        for at, (place, earlier) in enumerate(zip(first, before, strict=True)):
-            if not kept[at]:
-                source.append(many + at)
-            else:
-                source.append(source[earlier] if earlier is not None else place)
+        source = [many + at if at >= 0 else first[~at] for at in roots(where.to_pylist(), before)]
         one = Batch(batch.rows, batch.deleted, {name: where})
         batch = Batch(
             merged(one, pool, pa.array(source, pa.int64())).rows, batch.deleted, batch.unchanged

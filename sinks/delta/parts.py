@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from cdc.errors import CDCError
 from lockstep.sinks.delta.stats import Stats
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
@@ -29,6 +31,15 @@ GROUP_BYTES: Final = 32 << 20
 # In bytes. Columns with many values are not worth a dictionary: a low limit keeps the attempt
 # cheap.
 _DICTIONARY_BYTES: Final = 256 << 10
+# The form of files that are read as one, for which a row group is as large as memory allows.
+_LARGE: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "compression": "zstd",
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
+        # As Spark writes it: half the bytes for a typical price.
+        "store_decimal_as_integer": True,
+    }
+)
 FILE_BYTES: Final = 128 << 20
 
 
@@ -59,8 +70,11 @@ class WrittenFile:
 class Parts:
     """The files of one writer; `done` has them after the block."""
 
-    def __init__(self, files: Files, schema: pa.Schema) -> None:
-        self._files, self._schema = files, schema
+    def __init__(
+        self, files: Files, schema: pa.Schema, form: Mapping[str, Any] | None = None
+    ) -> None:
+        """`form` has the options of `write_table`, if the files are to have another form."""
+        self._files, self._schema, self._form = files, schema, form or _LARGE
         self._held: list[pa.RecordBatch] = []
         self.bytes_held = 0
         self._open: _Open | None = None
@@ -76,12 +90,17 @@ class Parts:
             if self._open.bytes >= FILE_BYTES:
                 self._end()
 
+    def add_all(self, rows: pa.Table) -> None:
+        """Add the rows of a table."""
+        for each in rows.to_batches():
+            self.add(each)
+
     def _write(self) -> None:
         rows = pa.Table.from_batches(self._held, self._schema)
         self._held, self.bytes_held = [], 0
         if rows.num_rows:
             if self._open is None:
-                self._open = _Open(self._files, self._schema)
+                self._open = _Open(self._files, self._schema, self._form)
             self._open.write(rows)
 
     def _end(self) -> None:
@@ -108,18 +127,13 @@ class Parts:
 class _Open:
     """A file that is being written."""
 
-    def __init__(self, files: Files, schema: pa.Schema) -> None:
-        self._path = f"part-00000-{uuid4()}-c000.zstd.parquet"
+    def __init__(self, files: Files, schema: pa.Schema, form: Mapping[str, Any]) -> None:
+        codec = ".zstd" if form is _LARGE else ""
+        self._path = f"part-00000-{uuid4()}-c000{codec}.parquet"
         self._sink = files.sink(self._path)
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            schema,
-            compression="zstd",
-            dictionary_pagesize_limit=_DICTIONARY_BYTES,
-            coerce_timestamps="us",
-            # As Spark writes it: half the bytes for a typical price.
-            store_decimal_as_integer=True,
-        )
+        options = dict(form)
+        self._group_rows: int | None = options.pop("row_group_size", None)
+        self._writer = pq.ParquetWriter(self._sink, schema, coerce_timestamps="us", **options)
         self._stats = Stats(schema)
 
     @property
@@ -129,7 +143,7 @@ class _Open:
         return written
 
     def write(self, rows: pa.Table) -> None:
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._writer.write_table(rows, row_group_size=self._group_rows or rows.num_rows)
         self._stats.add(rows)
 
     def end(self) -> WrittenFile:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
@@ -41,14 +42,12 @@ from lockstep.sinks.delta.upkeep import Upkeep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
-
     from lockstep.sinks.contract import Altered, Version
     from lockstep.sinks.delta.actions import Action
-    from lockstep.sinks.delta.buckets import Target
     from lockstep.sinks.delta.erasing import Erased
     from lockstep.sinks.delta.frontier_rows import FrontierRow
     from lockstep.sinks.delta.settings import Settings
+    from lockstep.sinks.delta.targets import Target
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -183,16 +182,21 @@ class DeltaSink:
         return len(new) + (truncated is not None)
 
     def target(
-        self, versions: Sequence[Version], reached: int, truncated: int | None
+        self,
+        versions: Sequence[Version],
+        reached: int,
+        truncated: int | None,
+        truncates: Sequence[Change] = (),
     ) -> Target | None:
         """Return the mirror as tasks need it; None if its changes are for `write`."""
         mine, version = self._settings, versions[-1]
+        is_history = version.name in mine.history
         masks = {column.mask for each in versions for column in each.columns}
         if (
             not self._keeps(version)
             or not version.key
-            or version.name in mine.history
-            or mine.soft
+            or (mine.soft and not is_history)
+            or (is_history and truncated is not None and not truncates)
             or mine.applier not in {"auto", "vectors"}
             # Another key, which only a truncate allows; a type that only rows show.
             or any(each.key != version.key for each in versions)
@@ -203,7 +207,9 @@ class DeltaSink:
         mirror = self.mirrors[place]
         if mirror.seq >= reached or not actions.is_plain(mirror.table):
             return None
-        return mirror.target(place, versions, truncated)
+        target = mirror.target(place, versions, truncated, truncates)
+        # The changes of a history's row must all be in one task.
+        return target if not is_history or _are_distinct(target) else None
 
     def stage(self, target: Target, actions: Sequence[Action]) -> None:
         """Take the actions of the files that tasks have written, for the mirror's commit."""
@@ -450,6 +456,12 @@ def keeper_of(settings: Settings, generation: int) -> Keeper:
         settings.is_direct,
         settings.large,
     )
+
+
+def _are_distinct(target: Target) -> bool:
+    """Return whether two keys of the log are never the same row's, as 0 and -0 are."""
+    kinds = [target.schema.field(name).type for name in target.key]
+    return not any(pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds)
 
 
 def _without_deleted(rows: pa.Table) -> pa.Table:

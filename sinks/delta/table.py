@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import actions as delta_actions
-from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout
+from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout, targets
 from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.lake import Commit, ConflictError
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from lockstep.sinks.contract import Altered, Applied, Change, Version
     from lockstep.sinks.delta.actions import Action
-    from lockstep.sinks.delta.buckets import Target
     from lockstep.sinks.delta.settings import Applier
+    from lockstep.sinks.delta.targets import Target
     from lockstep.sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
@@ -347,17 +347,30 @@ class Mirror:
                 " again, by the new key; then start the follower",
             )
 
-    def target(self, place: str, versions: Sequence[Version], truncated: int | None) -> Target:
-        """Return the table, with the versions' columns, as tasks need it."""
+    def target(
+        self,
+        place: str,
+        versions: Sequence[Version],
+        truncated: int | None,
+        truncates: Sequence[Change],
+    ) -> Target:
+        """Return the table, with the versions' columns, as tasks need it.
+
+        A history has `truncates`, which end its rows instead of removing them.
+        """
         self.ensure(*versions)
         self.expect_key(Changes(tuple(versions), (), truncated))
-        return buckets.target(
+        is_history = self.name in self._keeper.history
+        is_emptied = not is_history and (truncated or 0) > self.seq
+        return targets.target(
             self.table,
             place,
             self._keeper.storage,
             versions[-1].key,
             self.seq,
-            replaces=self.is_stale or (truncated or 0) > self.seq,
+            replaces=self.is_stale or is_emptied,
+            is_history=is_history,
+            truncates=tuple(each for each in truncates if each.seq > self.seq),
         )
 
     def commit(self, target: Target, actions: Sequence[Action], applied: Applied) -> None:

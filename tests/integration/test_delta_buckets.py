@@ -19,7 +19,7 @@ from lockstep.conformance.store import CLICKS, USERS, applied, apply, change, ke
 from lockstep.jobs.apply import buckets as executors
 from lockstep.jobs.cuts.reduce import Bounds
 from lockstep.jobs.reading_as_of import read_as_of
-from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.contract import Change, Changes, Column
 from lockstep.sinks.delta import buckets, log
 from lockstep.sinks.delta.lake import ConflictError
 from lockstep.sinks.delta.settings import Settings
@@ -138,7 +138,6 @@ def test_files_on_another_machine_are_not_committed(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize(
     "settings",
     [
-        {"history": frozenset({MIRROR})},
         {"soft": True},
         {"applier": "delta-rs"},
         {"partition": {MIRROR: ["active"]}},
@@ -154,6 +153,27 @@ def test_what_tasks_do_not_write_is_for_the_driver(
     assert sink.target([CLICKS], 9, None) is None
     other = USERS._replace(schema_id=7, key=("name",))
     assert sink.target([USERS, other], 9, None) is None
+
+
+def test_tasks_write_a_history_if_its_truncates_are_known(tmp_path: Path) -> None:
+    """And if no row has two keys in the log, as one of 0 and -0 has."""
+    prices = USERS._replace(
+        table="prices",
+        topic="shop.public.prices",
+        key=("at",),
+        columns=(Column("at", "float8", 701, -1, nullable=False),),
+    )
+    sink = opened(tmp_path, history=frozenset({MIRROR, prices.name}))
+    sink.begin(9, [USERS, prices])
+    target = sink.target([USERS], 9, None)
+    assert target is not None
+    assert target.is_history
+    assert sink.target([USERS], 9, 8) is None
+    truncate = Change(None, 8, None, USERS.schema_id, 1, 1, op="t")
+    ended = sink.target([USERS], 9, 8, [truncate])
+    assert ended is not None
+    assert not ended.replaces
+    assert sink.target([prices], 9, None) is None
 
 
 def test_spark_reads_what_tasks_wrote(spark: SparkSession, tmp_path: Path) -> None:

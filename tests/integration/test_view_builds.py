@@ -73,7 +73,7 @@ class CountingSink(DeltaSink):
 class DriversSink(DeltaSink):
     """Takes a view's rows from the driver only."""
 
-    def target(self, versions: Any, reached: int, truncated: int | None) -> None:  # noqa: ANN401, ARG002 - as any
+    def target(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - as any
         return None
 
 

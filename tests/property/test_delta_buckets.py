@@ -20,14 +20,15 @@ from cdc.events import LSN
 from cdc.log.dead_letters import chunk_key
 from lockstep.jobs.apply import buckets as executors
 from lockstep.jobs.apply.applying import Applying
-from lockstep.jobs.apply.buckets import TableShare, complete, written
+from lockstep.jobs.apply.buckets import TableShare, complete, files_to_end, written
+from lockstep.jobs.cuts.by_key import every
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.jobs.cuts.schemas import version
-from lockstep.sinks.contract import Applied, Version
-from lockstep.sinks.delta import buckets
-from lockstep.sinks.delta.buckets import Piece
+from lockstep.sinks.contract import Applied, Change, Version
+from lockstep.sinks.delta import buckets, targets
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
+from lockstep.sinks.delta.targets import Piece
 from tests.fixtures.seeds import examples
 from tests.property.followed_world import LINES, USERS, Record, World
 from tests.property.stream import PREFIX
@@ -35,8 +36,9 @@ from tests.property.test_delta_appliers import seen
 from tests.property.test_reduce import DEAD, Cuts, Following, Partitions, by_table, made
 
 # Limits at which each history has several tasks, pieces, flushes and reads of a file.
-TINY = ((executors, "PIECE_EVENTS"), (buckets, "HELD_BYTES"), (buckets, "KEYS_AT_ONCE"),
-        (buckets, "FILLED_ROWS"))  # fmt: skip
+TINY = ((executors, "PIECE_EVENTS"), (targets, "HELD_BYTES"), (targets, "KEYS_AT_ONCE"),
+        (targets, "ROWS_AT_ONCE"))  # fmt: skip
+HISTORY = frozenset({"public.users", "public.lines"})
 
 
 Letters = dict[str, list[dict[str, Any]]]
@@ -54,13 +56,19 @@ def letters_of(records: list[Record]) -> Letters:
 class Tasks:
     """A lake that is moved from frontier to frontier: large cuts by tasks, others by the driver."""
 
-    def __init__(self, world: World, chance: Random, path: str, how: str, large: float) -> None:
-        self.chance, self.path, self.how, self.large = chance, path, how, large
+    def __init__(
+        self,
+        world: World,
+        chance: Random,
+        settings: Settings,
+        large: float,
+    ) -> None:
+        self.chance, self.settings, self.large = chance, settings, large
         self.known = {each.topic: version(each)._replace(schema_id=1) for each in world.versions}
         self.open()
 
     def open(self) -> None:
-        self.sink = DeltaSink(Settings("shop", "mirror", PREFIX, self.path, applier=self.how))
+        self.sink = DeltaSink(self.settings)
         self.sink.open()
         self.applying = Applying(self.sink, self.versions)
 
@@ -94,25 +102,39 @@ class Tasks:
         truncated = max(truncates, default=None)
         if any(event.op == "c" and event.source.unchanged for event in events):
             return None
-        target = self.sink.target([self.known[topic]], bounds.upto, truncated)
+        target = self.sink.target(
+            [self.known[topic]], bounds.upto, truncated, self.truncates(partitions, bounds)
+        )
         ids = {event.source.schema_id for event in events}
         versions = {each.schema_id: each for each in self.versions(topic, ids)}
         return target and TableShare(target, versions, truncated, 0)
+
+    @staticmethod
+    def truncates(partitions: Partitions, bounds: Bounds) -> list[Change]:
+        """Return the truncates, in the order of their seqs, as `Large` reads them."""
+        events = [
+            (key, value)
+            for part in partitions
+            for key, value in zip(*part, strict=True)
+            if parsed(value).op == "t"
+        ]
+        keys, values = [key for key, _ in events], [value for _, value in events]
+        return [each for found in every([(keys, values)], bounds) for each in found]
 
     def by_tasks(
         self, share: TableShare, partitions: Partitions, bounds: Bounds, letters: Letters
     ) -> None:
         """Do what `jobs.apply.buckets.write` has Spark do."""
-        tasks = self.chance.randint(1, 4)
+        tasks, is_history = self.chance.randint(1, 4), share.target.is_history
         shuffled: list[list[tuple[bytes, int, bytes]]] = [[] for _ in range(tasks)]
         for keys, values in partitions:
             for key, value in zip(keys, values, strict=True):
                 source = parsed(value).source
                 seq = source.seq
-                if key is not None and seq >= (share.truncated or 0):
+                if key is not None and (is_history or seq >= (share.truncated or 0)):
                     full = complete(value, letters[source.dead.id] if source.dead else None)
                     shuffled[zlib.crc32(key) % tasks].append((key, seq, full))
-        found: list[Piece] = []
+        found: list[Piece] = files_to_end(share.target)
         for each in shuffled:
             records = ((key, value) for key, _, value in sorted(each))
             found += written(share, bounds, records)
@@ -137,10 +159,18 @@ class Tasks:
     started=st.booleans(),
     widened=st.booleans(),
     limit=st.sampled_from([2_000, 1 << 24]),
+    history=st.booleans(),
     tiny=st.lists(st.sampled_from([1, 2, 5, 1_000]), min_size=4, max_size=4),
 )
 def test_tasks_leave_the_databases_state(
-    *, seed: int, transactions: int, started: bool, widened: bool, limit: int, tiny: list[int]
+    *,
+    seed: int,
+    transactions: int,
+    started: bool,
+    widened: bool,
+    limit: int,
+    history: bool,
+    tiny: list[int],
 ) -> None:
     """Large cuts and small ones in turns, one process after another."""
     chance = Random(seed)
@@ -149,8 +179,20 @@ def test_tasks_leave_the_databases_state(
         for (module, name), value in zip(TINY, tiny, strict=True):
             limits.enter_context(patch.object(module, name, value))
         paths = [str(Path(folder, name)) for name in ("mixed", "small")]
-        mixed = Tasks(world, chance, paths[0], chance.choice(("auto", "vectors")), 0.7)
-        small = Tasks(world, Random(seed), paths[1], "vectors", 0)
+        one, other = (
+            Settings(
+                "shop",
+                "mirror",
+                PREFIX,
+                path,
+                applier=how,
+                history=HISTORY if history else frozenset(),
+            )
+            for path, how in zip(
+                paths, (chance.choice(("auto", "vectors")), "vectors"), strict=True
+            )
+        )
+        mixed, small = Tasks(world, chance, one, 0.7), Tasks(world, Random(seed), other, 0)
         for bounds, records, state in Cuts(world, chance):
             for each in (mixed, small):
                 each.take(bounds, records)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,8 +13,10 @@ import pytest
 
 from cdc.errors import ConfigError
 from lockstep.conformance.store import CLICKS, USERS, Row, applied, key, row
+from lockstep.jobs.apply.buckets import files_to_end
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
+from lockstep.sinks.delta import buckets, targets
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.seeds import examples, first_seed
@@ -32,6 +36,29 @@ def change(seq: int, value: Row | None, number: int, **more: Any) -> Change:  # 
 def cut(sink: DeltaSink, seq: int, changes: list[Change], truncated: int | None = None) -> None:
     sink.begin(seq, [USERS])
     sink.write(Changes((USERS,), changes, truncated))
+    sink.commit(applied(seq))
+
+
+def by_tasks(sink: DeltaSink, seq: int, changes: list[Change], chance: Random) -> None:
+    """Write and commit a cut as tasks do that have some keys each, and hold a few changes."""
+    truncates = [each for each in changes if each.op == "t"]
+    truncated = max((each.seq for each in truncates), default=None)
+    sink.begin(seq, [USERS])
+    target = sink.target([USERS], seq, truncated, truncates)
+    if target is None:
+        return  # it is there already
+    tasks: list[list[Change]] = [[], []]
+    for each in sorted(changes, key=lambda each: (each.key or b"", each.seq)):
+        if each.key is not None:
+            tasks[zlib.crc32(each.key) % 2].append(each)
+    found = files_to_end(target)
+    for task in tasks:
+        size = chance.randint(1, 4)
+        parts = [Changes((USERS,), task[at : at + size]) for at in range(0, len(task), size)]
+        found += buckets.written(target, parts)
+    found.sort(key=lambda piece: (piece.place, piece.path))
+    marked = buckets.marked({target.place: target}, found)
+    sink.stage(target, [json.loads(action) for _, action in marked])
     sink.commit(applied(seq))
 
 
@@ -55,17 +82,22 @@ def as_of(rows: list[dict[str, Any]], lsn: int) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
+@pytest.mark.parametrize("applier", ["delta-rs", "vectors", "tasks"])
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6)))
 def test_a_history_holds_every_state_that_the_table_had(
-    tmp_path: Path, seed: int, applier: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, applier: str
 ) -> None:
-    """Also deletes, truncates and values that were not sent, however the changes are cut."""
+    """Also deletes, truncates and values that were not sent, however the changes are cut.
+
+    And however they are divided among tasks, in turns with cuts that the driver writes.
+    """
     chance = Random(seed)
     settings = Settings(
         "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"}),
-        applier=applier,
+        applier="vectors" if applier == "tasks" else applier,
     )  # fmt: skip
+    for limit in ("HELD_BYTES", "KEYS_AT_ONCE", "ROWS_AT_ONCE"):
+        monkeypatch.setattr(targets, limit, chance.choice([1, 2, 500]))
     sink = DeltaSink(settings)
     sink.open()
     now: dict[int, tuple[int, str]] = {}
@@ -91,17 +123,24 @@ def test_a_history_holds_every_state_that_the_table_had(
             states[LSN_OF_0 + seq // 2] = dict(now)
         truncates = [each.seq for each in changes if each.op == "t"]
         for _ in range(chance.randint(1, 2)):
-            cut(sink, seq, changes, max(truncates, default=None))
+            if applier == "tasks" and chance.random() < 0.7:
+                by_tasks(sink, seq, changes, chance)
+            else:
+                cut(sink, seq, changes, max(truncates, default=None))
+            rows = {at: msgspec.json.decode(text) for at, _, text in sink.contents(USERS)}
+            assert {at: each["body"] for at, each in rows.items()} == {
+                key(USERS, number): body for number, (_, body) in now.items()
+            }
             if chance.random() < 0.3:
                 sink.close()
                 sink = DeltaSink(settings)
                 sink.open()
-    rows = stored(tmp_path)
+    every = stored(tmp_path)
     for lsn, state in states.items():
-        assert as_of(rows, lsn) == {number: at for number, (at, _) in state.items()}
-    current = {each["id"]: (each["_seq"], each["body"]) for each in rows if each["_current"]}
+        assert as_of(every, lsn) == {number: at for number, (at, _) in state.items()}
+    current = {each["id"]: (each["_seq"], each["body"]) for each in every if each["_current"]}
     assert current == now
-    assert all((each["_valid_to"] is None) == each["_current"] for each in rows)
+    assert all((each["_valid_to"] is None) == each["_current"] for each in every)
     contents = {at: seq for at, seq, _ in sink.contents(USERS)}
     assert contents == {key(USERS, number): at for number, (at, _) in now.items()}
     sink.close()
