@@ -173,7 +173,7 @@ def views(chosen: argparse.Namespace) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     for each in reported:
         kinds.update(each["kinds"])
-    summed = ("cuts", "ddl", "comparisons", "differences", "seconds")
+    summed = ("cuts", "ddl", "comparisons", "differences")
     return {
         "one_process": {
             "first_seed": chosen.seed,
@@ -181,7 +181,8 @@ def views(chosen: argparse.Namespace) -> dict[str, Any]:
             "views": min(each["views"] for each in reported),
             "kills": kinds.total(),
             "kinds": dict(kinds.most_common()),
-            **{name: round(sum(each[name] for each in reported), 1) for name in summed},
+            **{name: sum(each[name] for each in reported) for name in summed},
+            "seconds": round(sum(each["seconds"] for each in reported), 1),
         },
         "processes": processes,
     }
@@ -256,7 +257,21 @@ def summary(figures: dict[str, Any]) -> str:
         f" {rounds['mirror_reads']:,} reads of mirrors without half a transaction;"
         f" {archive['rounds']} rounds around the archive with {archive['faults']} faults (from seed"
         f" {archive['first_seed']}): {archive['events']:,} events, each archived once,"
-        f" {archive['deleted']:,} offsets deleted by retention meanwhile, each store the database."
+        f" {archive['deleted']:,} offsets deleted by retention meanwhile, each store the database"
+        f"{_of_views(figures['views']) if 'views' in figures else ''}."
+    )
+
+
+def _of_views(figures: dict[str, Any]) -> str:
+    one, many = figures["one_process"], figures["processes"]
+    return (
+        f"; {one['seeds']} seeds of {one['views']} views in one process with {one['kills']} kills"
+        f" (from seed {one['first_seed']}): {one['comparisons']:,} comparisons after"
+        f" {one['cuts']:,} cuts with {one['ddl']:,} commands of DDL,"
+        f" {one['differences']} differences; {many['rounds']} rounds of {many['views']} views"
+        f" in three stores with {many['injuries']} faults (from seed {many['first_seed']}):"
+        f" {many['comparisons']:,} comparisons at {sum(many['cuts'].values()):,} frontiers,"
+        f" {many['differences']} differences"
     )
 
 

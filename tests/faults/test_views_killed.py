@@ -52,7 +52,7 @@ def replayed(killable_database: Database) -> Iterator[Database]:
 @pytest.mark.long("all views in three stores, for minutes")
 @pytest.mark.view_kills
 @pytest.mark.slow
-@pytest.mark.timeout(1_800 + 1_200 * _ROUNDS)
+@pytest.mark.timeout(3_600 + 1_800 * _ROUNDS)
 def test_every_state_of_every_view_is_postgres_own_answer_whatever_is_killed(
     world: ViewWorld, replayed: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:

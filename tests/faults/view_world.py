@@ -29,7 +29,8 @@ from tests.fixtures.store_postgres import url_of
 if TYPE_CHECKING:
     from cdc.playground.servers.stack import LocalStack
 
-_CONVERGE_SECONDS: Final = 900.0
+# A cut of all views in three stores takes a minute of two processors, and a busy machine has less.
+_CONVERGE_SECONDS: Final = 2_700.0
 _LOOK_SECONDS: Final = 0.5
 _SECONDS: Final = 30.0
 _NOT_COMPILED: Final = (
@@ -131,7 +132,8 @@ class ViewWatcher(threading.Thread):
 
     def __init__(self, name: str, read: Callable[[], Reading | None]) -> None:
         super().__init__(name=f"watch views in {name}", daemon=True)
-        self._read, self._over, self._lock = read, threading.Event(), threading.Lock()
+        self.store, self._read = name, read
+        self._over, self._lock = threading.Event(), threading.Lock()
         self._states: dict[tuple[int, int], str] = {}
         self._new = list[Reading]()
         self.wrong = list[str]()
@@ -141,9 +143,10 @@ class ViewWatcher(threading.Thread):
         while not self._over.wait(_LOOK_SECONDS):
             reading = self._read()
             if reading is not None:
-                self._take(reading)
+                self.take(reading)
 
-    def _take(self, reading: Reading) -> None:
+    def take(self, reading: Reading) -> None:
+        """Keep a state, unless it is known."""
         rows = repr({name: sorted(map(repr, rows)) for name, rows in reading.views.items()})
         with self._lock:
             self.readings += 1
@@ -225,14 +228,16 @@ class ViewWorld(Copies):
             watch.start()
 
     def converged(self) -> None:
-        """Wait until each store has the newest transaction."""
+        """Wait until each store has the newest transaction, and has been read there."""
         newest = len(self.history.transactions)
         for store in (self.delta, self.redis, self.postgres):
+            found: Reading | None = None
 
             def there(read: Callable[[], Reading | None] = store.newest) -> bool:
+                nonlocal found
                 self.look()
-                reading = read()
-                return reading is not None and reading.transaction == newest
+                found = read()
+                return found is not None and found.transaction == newest
 
             try:
                 what = f"{type(store).__name__} is not at transaction {newest}"
@@ -240,6 +245,9 @@ class ViewWorld(Copies):
             except BaseException:
                 print(self.copies[0].log[-SHOWN_CHARACTERS:])  # noqa: T201 - why it is not
                 raise
+            for watch in self.watches:
+                if found is not None and watch.store == found.store:
+                    watch.take(found)
 
     def readings(self) -> list[Reading]:
         """Return the states of all stores that were not returned before."""

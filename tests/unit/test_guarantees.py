@@ -46,6 +46,17 @@ def test_the_figures_of_long_runs_are_those_that_were_kept() -> None:
     assert kept in " ".join(_TEXT.split())
 
 
+def test_figures_of_views_are_added_once_they_are_kept() -> None:
+    kept = orjson.loads((ROOT / "tests" / "campaign.json").read_bytes())
+    one = {"first_seed": 7, "seeds": 50, "views": 59, "kills": 80, "cuts": 500, "ddl": 1_000}
+    many = {"first_seed": 7, "rounds": 50, "views": 60, "injuries": 120, "cuts": {"a": 1, "b": 2}}
+    compared = {"comparisons": 29_500, "differences": 0}
+    views = {"one_process": one | compared, "processes": many | compared}
+    added = summary(kept | {"views": views}).partition("each store the database")[2]
+    assert added.startswith("; 50 seeds of 59 views in one process with 80 kills (from seed 7)")
+    assert added.endswith("29,500 comparisons at 3 frontiers, 0 differences.")
+
+
 def names_in(folder: str) -> set[str]:
     return {
         name
