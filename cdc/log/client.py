@@ -88,7 +88,7 @@ _FENCED: Final = {
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
 }
 _MISFIT: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD}
-_UNREADABLE: Final = {
+UNREADABLE: Final = {
     KafkaError._BAD_COMPRESSION,  # noqa: SLF001
     KafkaError._BAD_MSG,  # noqa: SLF001
     KafkaError.INVALID_MSG,
@@ -210,7 +210,7 @@ def translate(error: KafkaError, doing: str) -> CDCError:
         return OutcomeUnknownError(
             what, hint="the daemon starts over from the resume record by itself"
         )
-    if code in _UNREADABLE:
+    if code in UNREADABLE:
         return UnreadableError(
             what,
             hint="the broker's files are damaged: `cdc prove` names the ranges; have a replica with"

@@ -7,7 +7,9 @@ threads at once.
 A range whose end is proven not to exist raises GapError with its offsets. What retention has
 deleted from the beginning of a range may have been transaction markers only: with `skip_deleted` it
 is skipped, the counts of the frontiers decide whether events are missing, and `expect_complete`
-reports which offsets are. A lookup or a read that gets no answer raises UnavailableError.
+reports which offsets are. A lookup or a read that gets no answer raises UnavailableError. A batch
+that was altered on the broker's disk raises UnreadableError with its partition and offset, and none
+of its records is returned: librdkafka would abort the process where it decodes some of them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from confluent_kafka import (
 
 from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.log import absence
-from cdc.log.client import NOT_THERE, settings, translate, translated, watermarks
+from cdc.log.client import NOT_THERE, UNREADABLE, settings, translate, translated, watermarks
 from cdc.log.partitions import Partition, Range
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ _CHUNK_SECONDS: Final = 0.01
 # How often a topic is looked up while the brokers alternate between knowing it and not.
 _TRIES: Final = 3
 _AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local errors are spelled so
+# Of an altered batch the client would leave out the records, and read on after it.
+_STAYS: Final = {KafkaError.TOPIC_AUTHORIZATION_FAILED, *UNREADABLE}
 
 
 class LogConsumer:
@@ -61,12 +65,10 @@ class LogConsumer:
         skip_deleted: bool = False,
         wait_ms: int = 20,
         wait_bytes: int = 1,
-        checks_crcs: bool = False,
     ) -> None:
         """Connect. A broker that has less than `wait_bytes` answers after `wait_ms`, else at once.
 
-        Each answer costs the broker a look at every partition that is read. With `checks_crcs`
-        batches that were altered on the broker's disk raise UnreadableError, and are not decoded.
+        Each answer costs the broker a look at every partition that is read.
         """
         self._config = config
         # The offset after the newest record of each partition that is read, or after the
@@ -89,7 +91,7 @@ class LogConsumer:
                         "auto.offset.reset": "earliest" if skip_deleted else "error",
                         "fetch.wait.max.ms": wait_ms,
                         "fetch.min.bytes": wait_bytes,
-                        "check.crcs": checks_crcs,
+                        "check.crcs": True,
                         # The default of a second stalls a reader whose queue was full for a moment.
                         "fetch.queue.backoff.ms": 5,
                     },
@@ -227,10 +229,12 @@ class LogConsumer:
         for message in messages:
             partition: Any = (message.topic(), message.partition())
             error = message.error()
-            if error is not None and error.code() != _AT_END:
-                self._fail(error, partition, ranges.get(partition))
-                continue
             end = self._ends.get(partition)
+            if error is not None and error.code() != _AT_END:
+                # What is damaged after a range that is complete is not asked for.
+                if end is not None or error.code() not in UNREADABLE:
+                    self._fail(error, partition, ranges.get(partition))
+                continue
             if end is None:
                 continue  # after the range's end
             offset = _offset(message)
@@ -311,7 +315,7 @@ class LogConsumer:
                 found.append(message)
             elif error.code() == _AT_END:
                 self.positions[partition] = _offset(message)
-            elif strict or error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            elif strict or error.fatal() or error.code() in _STAYS:
                 self._fail(error, partition)
         return found
 
@@ -334,7 +338,8 @@ class LogConsumer:
                 f" {error.str()}",
                 hint="the topic was deleted",
             )
-        raise translate(error, f"reading {topic}")
+        at = f" [{number}] from offset {self.positions.get(partition)} on"
+        raise translate(error, f"reading {topic}{at if code in UNREADABLE else ''}")
 
 
 def _offset(message: Message) -> int:

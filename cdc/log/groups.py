@@ -21,7 +21,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import group_records, topics
-from cdc.log.client import NOT_THERE, settings, translate, translated
+from cdc.log.client import NOT_THERE, UNREADABLE, settings, translate, translated
 from cdc.log.consumer import LogConsumer
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.group_compaction import GroupCompaction, GroupPlace
@@ -308,8 +308,8 @@ class Group:
             progress = self._progress.get(partition)
             if progress is not None:
                 _expect_held(self.name, partition, progress.committed, held)
-        if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise translate(error, f"reading {partition[0]}")
+        if error.fatal() or error.code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, *UNREADABLE}:
+            raise translate(error, f"reading {partition[0]} [{partition[1]}]")
 
 
 _SEEK: Final = (
@@ -357,6 +357,7 @@ def _consumer(config: Config, name: str) -> Consumer:
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
+                "check.crcs": True,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "max.poll.interval.ms": _SILENCE_MS,
             },

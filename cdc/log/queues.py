@@ -30,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import acknowledged, compaction, group_records, names, records, topics
-from cdc.log.client import settings, translated
+from cdc.log.client import UNREADABLE, settings, translated
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.group_records import QueueRecord, queue_group
 from cdc.log.groups import BEGINNING, NOW, group_id
@@ -107,6 +107,7 @@ class ShareMember:
                     **{
                         "group.id": self._id,
                         "share.acknowledgement.mode": "explicit",
+                        "check.crcs": True,
                         "max.poll.records": _BATCH,
                     },
                 )
@@ -135,7 +136,7 @@ class ShareMember:
         for message in messages:
             error = message.error()
             if error is not None:
-                if error.fatal():
+                if error.fatal() or error.code() in UNREADABLE:
                     raise KafkaException(error)
                 log.debug("reading as a member of %s: %s", self._id, error.str())
                 continue

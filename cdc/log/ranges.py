@@ -28,8 +28,8 @@ class Records(NamedTuple):
 class RangeReader(LogConsumer):
     """Reads ranges, one set after another; what retention has deleted of their start is skipped."""
 
-    def __init__(self, config: Config, *, checks_crcs: bool = False) -> None:
-        super().__init__(config, skip_deleted=True, wait_ms=10, checks_crcs=checks_crcs)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, skip_deleted=True, wait_ms=10)
 
     def read(
         self, ranges: Mapping[Partition, Range], max_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""`cdc prove` names every altered bit of the topics' records, in the files of a real broker."""
+"""Altered bits of the topics' records, in the files of a real broker, are named by every reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import pytest
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 from msgspec.structs import replace
 
+from cdc.errors import CDCError, UnreadableError
 from cdc.log import acknowledged, names, reader, records, topics
 from cdc.verify.topics import prove as proof_of
+from lockstep.jobs.following_stores import run_of
+from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.seeds import first_seed
+from tests.fixtures.store_sqlite import SqliteStore
 
 ALTERATIONS = 50
 # Of a batch in a broker's file: where its length is, its attributes, and its first record.
@@ -25,11 +29,14 @@ _DIGIT = re.compile(rb'":"?[a-z]?([0-9])')
 
 
 @pytest.fixture
-def written(pipeline: NewPipeline) -> PipelineUnderTest:
+def written(pipeline: NewPipeline, tmp_path: Path) -> PipelineUnderTest:
     """Return a pipeline whose log is complete: rows, logical messages, a dead letter."""
     made = pipeline(
         "CREATE TABLE users (id int PRIMARY KEY, name text)",
         log={"kafka": {"message.max.bytes": 60_000, "compression.type": "none"}},
+        followers={
+            "copy": {"sql": {"url": f"sqlite:///{tmp_path}/copy.db"}, "tables": ["public.users"]}
+        },
     )
     made.start().wait_ready()
     for number in range(5):
@@ -130,6 +137,41 @@ def test_every_altered_bit_of_a_record_is_named(written: PipelineUnderTest) -> N
         assert any(named in each for each in findings), (topic, findings)
         path.write_bytes(text)
     assert proof_of(written.config).findings == ()
+
+
+def test_a_follower_applies_nothing_of_a_damaged_batch(
+    written: PipelineUnderTest, tmp_path: Path
+) -> None:
+    """It waits, names partition and offset, and continues once the batch is sound again."""
+    topic = f"{written.config.prefix}.public.users"
+    path = next(each for each in files(written) if each.parent.name.startswith(f"{topic}-"))
+    text, chance = path.read_bytes(), Random(first_seed())
+    number = path.parent.name.rpartition("-")[2]
+    until = written.frontiers()[-1].lsn
+
+    def turn() -> CDCError | None:
+        spark = SparkStart(lambda: pytest.fail("no Spark"), set())
+        return run_of(spark, written.config, "copy", until).take_turn()
+
+    for _ in range(5):
+        start, end = chance.choice(batches(text))
+        changed = bytearray(text)
+        # In a value, or in what a client computes with before it has a record: lengths, offsets.
+        changed[chance.randrange(start, end)] ^= 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        offset = struct.unpack_from(">q", text, start - _RECORDS)[0]
+        error = turn()
+        assert isinstance(error, UnreadableError), error
+        assert f"reading {topic} [{number}] from offset " in error.what
+        assert f"at offset {offset} " in error.what
+        assert "the broker's files are damaged" in error.hint
+    path.write_bytes(text)
+    assert turn() is None
+    stored = SqliteStore(tmp_path / "copy.db").query("SELECT id, name FROM users ORDER BY id")
+    [expected] = written.query(
+        "SELECT jsonb_agg(jsonb_build_array(id, name) ORDER BY id) FROM users"
+    )
+    assert [[each["id"], each["name"]] for each in stored] == expected
 
 
 def test_altered_rows_of_a_snapshot_and_altered_schemas_are_named(
