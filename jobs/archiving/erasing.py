@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from cdc import failpoints
 from cdc.errors import ConfigError
 from cdc.log import names
 from lockstep.jobs.archiving import layout, merkle
+from lockstep.jobs.archiving.layout import Audits
 from lockstep.jobs.archiving.rows import erased_topic, key_hash, of_erasure
 from lockstep.jobs.archiving.writing import FILE_SUFFIX, removed, write
 from lockstep.jobs.cuts.in_order import halves
@@ -64,6 +66,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     first_seq: int
     last_seq: int
     erased_at_us: int
+    # How many of the records each cut has; nothing in records of older versions.
+    cuts: tuple[tuple[int, int], ...] = ()
 
 
 decode_erasure: Final = msgspec.json.Decoder(Erasure).decode
@@ -179,6 +183,7 @@ def _erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None
     prefix = config.prefix
     actions: list[Action] = []
     events = records = 0
+    cuts = Counter[int]()
     for add in archive.added().values():
         if not _may_hold(add, subject, prefix):
             continue
@@ -188,6 +193,7 @@ def _erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None
             continue
         mine = rows.filter(mask)
         records += len(mine)
+        cuts.update(mine["cut"].to_pylist())
         events += pc.sum(pc.is_valid(mine["op"])).as_py()
         written = write(archive.files, pa.concat_tables([rows.filter(pc.invert(mask)), bare(mine)]))
         actions += [removed(add, changes_rows=True), written]
@@ -204,11 +210,13 @@ def _erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None
         first_seq=min(subject.every),
         last_seq=max(subject.every),
         erased_at_us=time.time_ns() // 1_000,
+        cuts=tuple(sorted(cuts.items())),
     )
-    number = len(erasures(config, archive))
-    audit = of_erasure(config.prefix, position.newest.number, number, msgspec.json.encode(erasure))
+    value = msgspec.json.encode(erasure)
+    audits = reduce(Audits.after, _audit_records(config, archive), Audits())
+    audit = of_erasure(config.prefix, position.newest.number, audits.number, value)
     actions.append(write(archive.files, pa.Table.from_batches([audit])))
-    archive.commit(actions, position, "ERASE")
+    archive.commit(actions, position._replace(audits=audits.after(value)), "ERASE")
     failpoints.reach("erase_committed")
     return erasure
 
@@ -262,9 +270,14 @@ def bare(rows: pa.Table) -> pa.Table:
 
 def erasures(config: Config, archive: Archive) -> list[Erasure]:
     """Return the audit records of an opened archive, in their order."""
+    return [decode_erasure(each) for each in _audit_records(config, archive)]
+
+
+def _audit_records(config: Config, archive: Archive) -> list[bytes]:
     where = f"topic = {_quoted(erased_topic(config.prefix))}"
     rows = lake.read(archive.table, ["offset", "value"], where).sort_by("offset")
-    return [decode_erasure(each) for each in rows["value"].to_pylist()]
+    found: list[bytes] = rows["value"].to_pylist()
+    return found
 
 
 # -- what is left of it ----------------------------------------------------------------------------

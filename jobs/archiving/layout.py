@@ -6,9 +6,10 @@ versions and DDL statements. The columns before `key` are for readers that searc
 rows are sorted by topic, `key_hash` and seq.
 
 A *cut record* describes a cut: what it holds of each partition (its *spans*), their Merkle roots,
-the frontier and its chain, and the digest of the cut record before it. It is in the metadata of the
-cut's commit, and a row of the pseudo topic `<prefix>.cdc.archive`, because Delta deletes commits
-after a while. The newest commit also has each partition's end: it is the archive's position.
+the frontier and its chain, the erasures before it, and the digest of the cut record before. It is
+in the metadata of the cut's commit, and a row of the pseudo topic `<prefix>.cdc.archive`, because
+Delta deletes commits after a while. The newest commit also has each partition's end: it is the
+archive's position.
 
 Pure.
 """
@@ -87,6 +88,10 @@ class CutRecord(msgspec.Struct, frozen=True, kw_only=True):
     root: str  # over the spans, hexadecimal
     previous: str  # SHA-256 of the cut record before, hexadecimal; empty in the first
     archived_at_us: int
+    # How many erasures were committed before it, and the digest of their audit records; nothing in
+    # cut records of older versions.
+    audits: int = 0
+    audit: str = ""
 
     def applied(self, ends: Mapping[str, tuple[int, ...]]) -> Applied:
         """Return the frontier as a follower has it, with the end of every partition."""
@@ -106,12 +111,25 @@ class CutRecord(msgspec.Struct, frozen=True, kw_only=True):
         return sum(span.records for span in self.spans)
 
 
+class Audits(NamedTuple):
+    """How many erasures there were, and the digest of their audit records in their order."""
+
+    number: int = 0
+    digest: str = ""
+
+    def after(self, value: bytes) -> Audits:
+        """Return it with one more audit record."""
+        chained = sha256(self.digest.encode() + sha256(value).digest()).hexdigest()
+        return Audits(self.number + 1, chained)
+
+
 class Position(NamedTuple):
     """Up to where the archive holds the log."""
 
     applied: Applied
     newest: CutRecord | None
     digest: str  # of the newest cut record; empty without one
+    audits: Audits = Audits()
 
 
 def encode(record: CutRecord) -> bytes:
@@ -155,6 +173,7 @@ def facts(position: Position) -> dict[str, object]:
         "pipeline": position.applied.pipeline,
         "cut": encode(position.newest).decode(),
         "ends": dict(position.applied.ends),
+        "audits": position.audits,
     }
 
 
@@ -165,4 +184,5 @@ def position(pipeline: str, stated: Mapping[str, Any]) -> Position:
         return Position(Applied.beginning(pipeline, 1), None, "")
     newest = decode(text.encode())
     ends = {topic: tuple(offsets) for topic, offsets in stated["ends"].items()}
-    return Position(newest.applied(ends), newest, digest(text.encode()))
+    audits = Audits(*stated.get("audits", ()))
+    return Position(newest.applied(ends), newest, digest(text.encode()), audits)

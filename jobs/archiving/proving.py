@@ -6,11 +6,13 @@ chains: of the cut records and of the log's frontiers. Nothing but the storage i
 
 A record that was erased has its leaf instead of its salt: the Merkle root closes with it. The
 digests of its partition can't be recomputed then; they were when it was archived. How many records
-are erased is compared with the audit records of erasures.
+of each cut are erased is compared with the audit records of erasures, and these with the digests
+that the cuts after them, and the newest commit, have of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -23,6 +25,7 @@ from cdc.verify.digests import CutCheck, FrontierChain
 from cdc.verify.schemas import SchemaCheck
 from lockstep.jobs.archiving import delta_log, layout, merkle
 from lockstep.jobs.archiving.erasing import decode_erasure
+from lockstep.jobs.archiving.layout import Audits
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic
 from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered, last_cut
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
@@ -101,6 +104,9 @@ class _Proving:
         self._cuts = self._events = self._records = self._erased = self._undigested = 0
         self._erased_events = 0
         self._audits: list[bytes] = []  # audit records of erasures
+        self._audited = [Audits()]  # what a cut states after each number of them
+        self._has_audits = True  # whether all cuts so far state what is there
+        self._erased_in: dict[int, int] = {}  # records of each cut
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
@@ -168,12 +174,15 @@ class _Proving:
 
     def _cut_records(self, stored: Stored) -> Iterator[tuple[CutRecord, bytes]]:
         own, erased = archive_topic(self._config.prefix), erased_topic(self._config.prefix)
-        values: dict[str, list[bytes]] = {own: [], erased: []}
+        values: dict[str, list[tuple[int, bytes]]] = {own: [], erased: []}
         for topic, rows in stored.all_of(values):
-            values[topic] += rows["value"].to_pylist()
-        self._audits = values[erased]
+            places = rows["offset"].to_pylist()
+            values[topic] += zip(places, rows["value"].to_pylist(), strict=True)
+        self._audits = [value for _, value in sorted(values[erased])]
+        for value in self._audits:
+            self._audited.append(self._audited[-1].after(value))
         found = []
-        for value in values[own]:
+        for _, value in values[own]:
             try:
                 found.append((layout.decode(value), value))
             except msgspec.MsgspecError:
@@ -192,6 +201,7 @@ class _Proving:
             self._say(record, f"starts after seq {record.above}")
         if layout.root(record.spans) != record.root:
             self._say(record, "has another root than its spans")
+        self._expect_audits(Audits(record.audits, record.audit), self._named(record))
         self._newest, self._digest = record, layout.digest(value)
         self._cuts += 1
         frontiers = self._frontiers(stored, record)
@@ -262,6 +272,7 @@ class _Proving:
             if span.events:
                 seqs += _seqs(rows)
         self._erased += erased
+        self._erased_in[record.number] = self._erased_in.get(record.number, 0) + erased
         place = f"{span.topic} [{span.partition}] offsets {span.start} to {span.end - 1}"
         if tree.count != span.records:
             what = f"{place}: {tree.count} records, where {span.records} were archived"
@@ -297,10 +308,15 @@ class _Proving:
             at = self._newest.lsn if self._newest else "0/0"
             self._findings.append(f"the archive ends at {at}, before {self._upto}")
         try:
-            stated = self._archive.position().newest
+            position = self._archive.position()
         except (CDCError, msgspec.MsgspecError):
             self._findings.append("the newest commit states no position")
             return
+        stated = position.newest
+        self._expect_audits(position.audits, "the newest commit")
+        if 0 < position.audits.number < len(self._audits):
+            many = len(self._audits) - position.audits.number
+            self._findings.append(f"{many} audit records of erasures are after the newest commit's")
         number = self._newest.number if self._newest else 0
         if stated is not None and stated.number > number:
             self._findings.append(f"cuts {number + 1} to {stated.number} are missing")
@@ -320,18 +336,43 @@ class _Proving:
 
     def _expect_audited(self, erased: int) -> None:
         """Check that the audit records of erasures count what is erased in all cuts."""
-        counted = 0
+        counted, by_cut, has_cuts = 0, Counter[int](), True
         for value in self._audits:
             try:
-                counted += decode_erasure(value).records
+                audit = decode_erasure(value)
             except msgspec.MsgspecError:
                 self._findings.append("an audit record of an erasure can't be read")
+                continue
+            counted += audit.records
+            by_cut.update(dict(audit.cuts))
+            has_cuts &= sum(many for _, many in audit.cuts) == audit.records
         if counted != erased:
             self._findings.append(f"{erased} records are erased, where erasures state {counted}")
+        if not has_cuts:  # an older version has erased some
+            return
+        for number, many in sorted(self._erased_in.items()):
+            if many != by_cut[number]:
+                what = f"{many} of its records are erased, where erasures state {by_cut[number]}"
+                self._findings.append(f"cut {number}: {what}")
+                return  # what follows from it is not named again
+
+    def _expect_audits(self, stated: Audits, where: str) -> None:
+        """Check what is stated of the erasures before; the first one that differs is named."""
+        if not self._has_audits or not stated.number:
+            return
+        if stated not in self._audited[stated.number : stated.number + 1]:
+            self._has_audits = False
+            self._findings.append(
+                f"{where}: of the {stated.number} erasures before, an audit record is missing or is"
+                " not what was written"
+            )
 
     def _say(self, record: CutRecord, what: str) -> None:
-        cut = f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"
-        self._findings.append(f"{cut}: {what}")
+        self._findings.append(f"{self._named(record)}: {what}")
+
+    @staticmethod
+    def _named(record: CutRecord) -> str:
+        return f"cut {record.number} (seq {record.above + 1} to {record.seq}, {record.lsn})"
 
 
 def _seqs(rows: pa.Table) -> list[int]:

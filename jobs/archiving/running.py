@@ -188,7 +188,8 @@ class Cuts:
         spans.sort()
         record = self._record(cut, number, position, tuple(spans), chain)
         value = layout.encode(record)
-        after = Position(_moved(position.applied, cut, ranges), record, layout.digest(value))
+        applied = _moved(position.applied, cut, ranges)
+        after = Position(applied, record, layout.digest(value), position.audits)
         writer.add(of_cut_record(self._config.prefix, record))
         actions += writer.finish()
         failpoints.reach("archive_written")
@@ -329,6 +330,8 @@ class Cuts:
             root=layout.root(spans),
             previous=position.digest,
             archived_at_us=time.time_ns() // 1_000,
+            audits=position.audits.number,
+            audit=position.audits.digest,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,19 +17,22 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from cdc import failpoints
 from cdc.errors import ConfigError
 from cdc.log import reader, topics
 from cdc.runtime import spark as files
-from lockstep.jobs.archiving import erasing, proving
-from lockstep.jobs.archiving.rows import key_hash
+from lockstep.jobs.archiving import erasing, layout, proving
+from lockstep.jobs.archiving.rows import archive_topic, erased_topic, key_hash, of_erasure
 from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.archiving.table import Archive
 from lockstep.jobs.archiving.upkeep import Upkeep
 from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.archiving.writing import removed, write
@@ -39,6 +43,7 @@ from lockstep.jobs.erasing import Erasing
 from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.spark.starting import SparkStart
+from lockstep.sinks.delta import lake
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.read_back import read_to_end
@@ -427,6 +432,57 @@ def test_a_forged_erasure_is_named(kept: Kept) -> None:
     for upto in (None, *(lsn for lsn, _ in chains)):
         findings = proving.prove(kept.config, opened(kept.config), upto).findings
         assert any("are erased, where erasures state 0" in each for each in findings), findings
+
+
+def test_an_altered_or_dropped_audit_names_the_first_cut_after_it(
+    kept: Kept, tmp_path: Path
+) -> None:
+    """Each of two erasures, replaced by one that says something else, or taken out."""
+    for name in ("m1", "m2"):
+        kept.lived(name)
+        assert Erasing(kept.config, "public.users", f"new-{name}").run().erasure is not None
+    kept.lived("m3")
+    prefix, archive = kept.config.prefix, opened(kept.config)
+    position, topic = archive.open(), erased_topic(prefix)
+    assert position.newest is not None
+    assert position.audits == (2, position.newest.audit)
+    first, second = erasing.erasures(kept.config, archive)
+    assert sum(many for _, many in first.cuts) == first.records
+    where = f"topic = '{archive_topic(prefix)}'"
+    values = lake.read(archive.table, ["value"], where)["value"].to_pylist()
+    cuts = sorted(map(layout.decode, values), key=lambda each: each.number)
+    expected = [next(each.number for each in cuts if each.audits > at) for at in (0, 1)]
+    assert expected[0] < expected[1]
+    attacks: list[tuple[int, erasing.Erasure | None]] = [
+        (0, replace(first, table="public.quiet")),
+        (0, replace(first, cuts=())),
+        (1, replace(second, erased_at_us=0)),
+        (1, None),
+    ]
+    for number, (at, other) in enumerate(attacks):
+        copy = tmp_path / f"altered-{number}"
+        shutil.copytree(kept.folder, copy)
+        altered = Archive(str(copy), {}, kept.config.pipeline)
+        altered.open()
+        for path, add in altered.added().items():
+            rows = erasing.read(altered, path)
+            mine = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["offset"], at))
+            if not pc.any(mine).as_py():
+                continue
+            parts = [rows.filter(pc.invert(mine))]
+            if other is not None:
+                value = msgspec.json.encode(other)
+                audit = of_erasure(prefix, expected[at] - 1, at, value)
+                parts.append(pa.Table.from_batches([audit]))
+            forged = pa.concat_tables(parts)
+            actions = [removed(add, changes_rows=True)]
+            actions += [write(altered.files, forged)] * bool(len(forged))
+            altered.commit(actions, position, "ERASE")
+        findings = proving.prove(kept.config, altered).findings
+        named = [each for each in findings if "an audit record is missing or is not" in each]
+        assert len(named) == 1, findings
+        assert named[0].startswith(f"cut {expected[at]} "), named
+    assert proving.prove(kept.config, opened(kept.config)).findings == ()
 
 
 def _key(text: str) -> bytes:
