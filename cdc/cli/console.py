@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from cdc.cli.options import echo, example, next_step, with_config
 
@@ -23,6 +24,9 @@ _LISTEN: Final = "127.0.0.1:8600"
         "cdc console --listen 127.0.0.1:9000",
         "cdc console --allow-actions",
         "cdc console --listen 0.0.0.0:8600 --token-file token --host cdc.example.com",
+        "cdc console --listen 0.0.0.0:8600 --host cdc.example.com --oidc-issuer "
+        "https://accounts.example.com --oidc-audience lockstep --viewer group:eng "
+        "--allow-actions --actor group:oncall",
     )
 )
 @with_config
@@ -35,7 +39,45 @@ _LISTEN: Final = "127.0.0.1:8600"
     "--token-file",
     type=click.Path(path_type=Path),
     help="Ask every viewer for the token in this file. Required unless only this machine reaches "
-    "the address.  [default: console.token_file]",
+    "the address, or --oidc-issuer is given. With both either is enough.  [default: "
+    "console.token_file]",
+)
+@click.option(
+    "--oidc-issuer",
+    metavar="URL",
+    help="Ask every viewer for a token that this issuer has signed, which a proxy forwards.  "
+    "[default: console.oidc.issuer]",
+)
+@click.option(
+    "--oidc-audience",
+    metavar="ID",
+    help="For whom that token must be made.  [default: console.oidc.audience]",
+)
+@click.option(
+    "--oidc-header",
+    metavar="NAME",
+    help="The header that has it.  [default: console.oidc.header, or Authorization]",
+)
+@click.option(
+    "--oidc-keys",
+    metavar="URL|FILE",
+    help="The issuer's public keys.  [default: console.oidc.keys, or as the issuer describes]",
+)
+@click.option(
+    "--viewer",
+    "viewers",
+    multiple=True,
+    metavar="KIND:NAME",
+    help="Who may view: email:…, group:… or sub:…. May be repeated.  [default: "
+    "console.oidc.viewers, or all to whom the issuer gives a token]",
+)
+@click.option(
+    "--actor",
+    "actors",
+    multiple=True,
+    metavar="KIND:NAME",
+    help="Who of them may run commands with --allow-actions. May be repeated.  [default: "
+    "console.oidc.actors]",
 )
 @click.option(
     "--host",
@@ -49,8 +91,8 @@ _LISTEN: Final = "127.0.0.1:8600"
     "--allow-actions",
     "acts",
     is_flag=True,
-    help="Let every viewer run the commands that the page shows: snapshot, pause, resume, stop, "
-    "rebuild, and send or discard what was given up.",
+    help="Let every viewer, or with an issuer the actors, run the commands that the page shows: "
+    "snapshot, pause, resume, stop, rebuild, and send or discard what was given up.",
 )
 @click.option("--child", is_flag=True, hidden=True, help="As `cdc run` starts it.")
 def console(
@@ -58,6 +100,12 @@ def console(
     *,
     listen: str | None,
     token_file: Path | None,
+    oidc_issuer: str | None,
+    oidc_audience: str | None,
+    oidc_header: str | None,
+    oidc_keys: str | None,
+    viewers: tuple[str, ...],
+    actors: tuple[str, ...],
     hosts: tuple[str, ...],
     acts: bool,
     child: bool,
@@ -87,7 +135,18 @@ def console(
 
     given = config.console
     token = serving.read_token(token_file or (Path(given.token_file) if given.token_file else None))
-    listening = serving.bind(listen or given.listen or _LISTEN, token)
+    named = {
+        "issuer": oidc_issuer,
+        "audience": oidc_audience,
+        "header": oidc_header,
+        "keys": oidc_keys,
+        "viewers": viewers,
+        "actors": actors,
+    }
+    named = {name: each for name, each in named.items() if each}
+    oidc = serving.checked(msgspec.structs.replace(given.oidc, **named), acts=acts)
+    is_guarded = token is not None or oidc is not None
+    listening = serving.bind(listen or given.listen or _LISTEN, is_guarded=is_guarded)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
 
@@ -99,4 +158,4 @@ def console(
 
     path = Path(click.get_current_context().params["config_path"]).absolute()
     names = (*given.hosts, *hosts)
-    serving.serve(config, path, listening, names, token, acts=acts, started=started)
+    serving.serve(config, path, listening, names, token, oidc, acts=acts, started=started)

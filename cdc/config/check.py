@@ -101,14 +101,17 @@ def _origins(code: Mapping[str, Declaration]) -> Iterator[tuple[FieldPath, RawVa
         yield from ((("views", name, field), raw) for field in VIEW.fields)
 
 
-_FILES: Final = {("source", "password_file"), ("console", "token_file"), ("keyring", "path")}
+_FILES: Final = {
+    *(("source", "password_file"), ("console", "token_file"), ("console", "oidc", "keys")),
+    ("keyring", "path"),
+}
 
 
 def _make_absolute(values: dict[FieldPath, RawValue], path: Path) -> None:
     """Resolve file names relative to the configuration's folder, wherever the command is run."""
     for at, raw in values.items():
         is_file = at in _FILES or at[2:] == ("opensearch", "ca_file")
-        if is_file and isinstance(raw.value, str):
+        if is_file and isinstance(raw.value, str) and not meaning.is_url(raw.value):
             file = path.parent / Path(raw.value).expanduser()
             values[at] = raw._replace(value=str(file.absolute()))
 

@@ -11,7 +11,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from cdc.config.oidc import KINDS
 from cdc.config.patterns import parse_table_pattern
 from cdc.config.secrecy import (
     LOGIN,
@@ -153,8 +155,56 @@ def _listen(listen: str, _: Mapping[str, Any]) -> Iterator[str]:
 def _console_listen(listen: str, siblings: Mapping[str, Any]) -> Iterator[str]:
     yield from _listen(listen, siblings)
     host = listen.rpartition(":")[0].strip("[]")
-    if host and not is_loopback(host) and siblings.get("token_file") is None:
-        yield f"other machines reach {host!r}: set console.token_file, or listen on 127.0.0.1"
+    oidc = siblings.get("oidc")
+    is_guarded = siblings.get("token_file") is not None or (oidc and oidc.issuer)
+    if host and not is_loopback(host) and not is_guarded:
+        yield (
+            f"other machines reach {host!r}: set console.token_file or console.oidc.issuer, or "
+            "listen on 127.0.0.1"
+        )
+
+
+def oidc_issuer(issuer: str, siblings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with an issuer of tokens; `siblings` are the section's fields."""
+    if siblings.get("audience") is None:
+        yield "set audience, too: else a token for another application of this issuer would do"
+    if siblings.get("keys") is None and not is_private_url(issuer):
+        yield f"{issuer!r} is no https URL, so its keys cannot be found: set keys"
+
+
+def oidc_keys(keys: str, _: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with where an issuer's keys are."""
+    if is_url(keys) and not is_private_url(keys):
+        yield f"{without_passwords(keys)!r}: expected a file, or an https URL without a login"
+
+
+def oidc_people(people: tuple[str, ...], _: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a list of people."""
+    for each in people:
+        kind, name = each.partition(":")[::2]
+        if kind not in KINDS or not name.strip():
+            yield f"{each!r} names nobody; expected email:…, group:… or sub:…"
+
+
+def is_url(text: str) -> bool:
+    """Return whether this is a URL, and no file."""
+    return "://" in text
+
+
+def is_private_url(text: str) -> bool:
+    """Return whether nobody between here and a URL's host can change its answer.
+
+    So it is `https`, or on this machine. One with a login is not: it would be shown.
+    """
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    is_written = text.isascii() and text.isprintable() and " " not in text
+    if not host or not is_written or "@" in parts.netloc:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 
 
 def is_loopback(host: str) -> bool:
@@ -192,5 +242,9 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("log", "compaction_lag_hours"): _compaction_lag_hours,
     ("http", "listen"): _listen,
     ("console", "listen"): _console_listen,
+    ("console", "oidc", "issuer"): oidc_issuer,
+    ("console", "oidc", "keys"): oidc_keys,
+    ("console", "oidc", "viewers"): oidc_people,
+    ("console", "oidc", "actors"): oidc_people,
     ("control", "secret"): _secret,
 }

@@ -14,6 +14,7 @@ from msgspec import Meta
 from cdc.config.archive import Archive
 from cdc.config.followers import Follower
 from cdc.config.keyring import KeyringConfig
+from cdc.config.oidc import Oidc
 from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot
@@ -337,13 +338,14 @@ class Console(Section, frozen=True, kw_only=True):
             examples=["/run/secrets/console"],
         ),
     ] = None
+    oidc: Oidc = Oidc()
     listen: Annotated[
         Address,
         Meta(
             description="Where the console listens, `host:port`. Where this is empty, `cdc run` "
             "serves none, and `cdc console` takes 127.0.0.1:8600. It runs in a process of its own, "
             "which the daemon starts again when it ends. An address that other machines reach "
-            "needs a token.",
+            "needs a token, or an issuer of tokens (`oidc`).",
             examples=["127.0.0.1:8600"],
         ),
     ] = ""

@@ -33,7 +33,8 @@ def _lines(section: Schema, path: str, values: Mapping[str, object]) -> Iterator
         at = f"{path}{name}"
         if field.fields:
             # A section without a value would be null; one with comments only is allowed.
-            yield f"\n# {(field.type.__doc__ or '').strip()}\n{name}:"
+            meaning = (field.type.__doc__ or "").strip()
+            yield f"\n{indent}# {meaning}\n{indent}{name}:"
             yield from _lines(field, f"{at}.", values)
             continue
         if path == "":

@@ -25,6 +25,7 @@ from cdc.console.actions import Actions
 from cdc.console.collector import STALE_SECONDS
 from cdc.console.explain import Explainer
 from cdc.console.feed import Filter
+from cdc.console.guard import VIEWER
 from cdc.errors import CDCError, ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cdc.console.dead import DeadLetters
     from cdc.console.feed import Feed
     from cdc.console.stream import Streams
+    from cdc.console.tokens import Viewer
 
 # Each holds a connection, and costs a look at the feed four times a second.
 MOST_VIEWERS: Final = 40
@@ -148,7 +150,8 @@ class _Console:
         self._actions = actions
         self._viewers = 0
 
-    async def status(self, _: Request) -> Response:
+    async def status(self, request: Request) -> Response:
+        viewer: Viewer = request.scope[VIEWER]
         newest = self._collector.asked()
         age = None if newest is None else newest.age_seconds
         return _json(
@@ -161,6 +164,8 @@ class _Console:
                 "stale": age is None or age > STALE_SECONDS,
                 "failed": self._collector.failed,
                 "tail_error": self._feed.error,
+                "viewer": viewer.name,
+                "may_act": self._actions is not None and viewer.acts,
                 "actions": None if self._actions is None else self._actions.listed(),
                 "measured": None if newest is None else orjson.Fragment(newest.status),
             }
@@ -200,11 +205,16 @@ class _Console:
         if self._actions is None:
             why = "this console is read-only: `cdc console --allow-actions` is another one"
             return _json({"error": why}, 403)
+        viewer: Viewer = request.scope[VIEWER]
+        if not viewer.acts:
+            return _json({"error": "you are not in console.oidc.actors, who run commands"}, 403)
         if self._actions.is_full:
             return _json({"error": "several commands run already: wait for one to end"}, 503)
         try:
             asked = _asked(await _body(request))
-            number = self._actions.start(asked, request.client.host if request.client else "")
+            address = request.client.host if request.client else ""
+            by = ", ".join(filter(None, (viewer.name, address)))
+            number = self._actions.start(asked, by)
         except CDCError as error:
             return _json({"error": f"{error.what}; {error.hint}"}, 400)
         except ClientDisconnect:

@@ -1,7 +1,8 @@
 """Serve the console on one address, until SIGTERM or Ctrl-C.
 
-An address that other machines reach needs a token. Headers are limited in size, requests in time,
-and connections in number, so that a client that sends slowly keeps nobody out for long.
+An address that other machines reach needs a token, or an issuer of tokens. Headers are limited in
+size, requests in time, and connections in number, so that a client that sends slowly keeps nobody
+out for long.
 """
 
 from __future__ import annotations
@@ -10,29 +11,39 @@ import resource
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cdc.config import meaning
 from cdc.config.meaning import is_loopback
 from cdc.console.app import build
 from cdc.console.collector import Collector
 from cdc.console.dead import DeadLetters
 from cdc.console.feed import Feed
 from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES, Guard
+from cdc.console.issuer import Issuer, read_file
 from cdc.console.stream import CONNECTION, MOST_STREAMS, Streams
+from cdc.console.tokens import keys_of
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.config import Config
+    from cdc.config.oidc import Oidc
 
 # A token that nobody guesses; `openssl rand -hex 16` has as many characters.
 LEAST_TOKEN: Final = 32
+_CHECKS: Final[dict[str, Callable[[Any, Mapping[str, Any]], Iterator[str]]]] = {
+    "issuer": meaning.oidc_issuer,
+    "keys": meaning.oidc_keys,
+    "viewers": meaning.oidc_people,
+    "actors": meaning.oidc_people,
+}
 _REQUEST_SECONDS: Final = 10.0
 _CONNECTIONS: Final = 200 + MOST_STREAMS
 # Of them, how many may be without a complete request: with more the oldest is closed, so that
@@ -138,16 +149,53 @@ def read_token(path: Path | None) -> str | None:
     return token
 
 
-def bind(listen: str, token: str | None) -> socket.socket:
-    """Return a listening socket; raise ConfigError, also where others reach it without a token."""
+def checked(oidc: Oidc, *, acts: bool) -> Oidc | None:
+    """Return the section, None where it has no issuer; raise ConfigError where it is not usable.
+
+    `acts`: whether viewers may run commands.
+    """
+    if oidc.issuer is None:
+        if oidc.actors or oidc.viewers or oidc.audience or oidc.keys:
+            raise ConfigError(
+                "console.oidc has no issuer, so nobody is asked for a token of one",
+                hint="--oidc-issuer URL, or remove the others",
+            )
+        return None
+    fields = {name: getattr(oidc, name) for name in oidc.__struct_fields__}
+    wrong = [
+        f"{name}: {what}"
+        for name, check in _CHECKS.items()
+        if fields[name] is not None
+        for what in check(fields[name], fields)
+    ]
+    if wrong:
+        raise ConfigError(
+            "console.oidc is wrong: " + "; ".join(wrong), hint="see `cdc console --help`"
+        )
+    if acts and not oidc.actors:
+        raise ConfigError(
+            "nobody may run commands: console.oidc.actors is empty",
+            hint="--actor email:ann@example.com or --actor group:oncall, or no --allow-actions",
+        )
+    if oidc.keys is not None and not meaning.is_url(oidc.keys):
+        keys_of(read_file(Path(oidc.keys)))
+    return oidc
+
+
+def bind(listen: str, *, is_guarded: bool) -> socket.socket:
+    """Return a listening socket; raise ConfigError.
+
+    Also where other machines reach it, and it `is_guarded` neither by a token nor by an issuer.
+    """
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdecimal() or int(port) > 65_535:  # noqa: PLR2004 - the last port
         raise ConfigError(f"{listen} is no address", hint="give host:port, such as 127.0.0.1:8600")
-    if token is None and not is_loopback(host):
+    if not is_guarded and not is_loopback(host):
         raise ConfigError(
-            f"{host} is reached by other machines, and the console has no token",
-            hint="--token-file FILE, behind a proxy that speaks TLS; or --listen 127.0.0.1:8600",
+            f"{host} is reached by other machines, and the console has no token and no issuer",
+            hint="--token-file FILE or --oidc-issuer URL, behind a proxy that speaks TLS; or "
+            "--listen 127.0.0.1:8600",
         )
     try:
         family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
@@ -165,11 +213,12 @@ def serve(
     listening: socket.socket,
     names: Sequence[str],
     token: str | None,
+    oidc: Oidc | None,
     *,
     acts: bool = False,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until a signal; `names` are those of a proxy in front of it.
+    """Serve until a signal; `names` are those of a proxy in front of it, `oidc` is `checked`.
 
     `acts`: whether viewers may run commands.
     """
@@ -183,7 +232,7 @@ def serve(
     app = build(config, config_path, collector, feed, streams, dead, acts=acts)
     server = uvicorn.Server(
         uvicorn.Config(
-            Guard(app, hosts, token),
+            Guard(app, hosts, token, None if oidc is None else Issuer(oidc)),
             http=_Protocol,
             ws="none",
             lifespan="off",

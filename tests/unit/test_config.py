@@ -243,8 +243,40 @@ def test_a_console_that_other_machines_reach_needs_a_token(path: Path, tmp_path:
         assert "set console.token_file" in what
         config = loaded(path, LOCKSTEP_CONSOLE_LISTEN=listen, LOCKSTEP_CONSOLE_TOKEN_FILE="token")
         assert config.console.token_file == str(tmp_path / "token")
+        named = {
+            "LOCKSTEP_CONSOLE_OIDC_ISSUER": "https://accounts.example.com",
+            "LOCKSTEP_CONSOLE_OIDC_AUDIENCE": "lockstep",
+        }
+        assert loaded(path, LOCKSTEP_CONSOLE_LISTEN=listen, **named).console.oidc.issuer
     for listen in ("", "127.0.0.1:0", "localhost:8600", "[::1]:8600"):
         assert loaded(path, LOCKSTEP_CONSOLE_LISTEN=listen).console.listen == listen
+
+
+def test_an_issuer_needs_an_audience_and_private_places(path: Path, tmp_path: Path) -> None:
+    def given(issuer: str = "https://a.example", **more: str) -> dict[str, str]:
+        fields = {"audience": "lockstep", "issuer": issuer} | more
+        return {f"LOCKSTEP_CONSOLE_OIDC_{name.upper()}": each for name, each in fields.items()}
+
+    oidc = loaded(path, **given(keys="keys.json", viewers="email:a@b, group:x y")).console.oidc
+    assert oidc.keys == str(tmp_path / "keys.json")
+    assert oidc.viewers == ("email:a@b", "group:x y")
+    keys = "https://a.example/keys"
+    assert loaded(path, **given("cdc.example.com", keys=keys)).console.oidc.keys == keys
+    assert loaded(path, **given("http://127.0.0.1:1")).console.oidc.issuer
+    assert "set audience" in refusal(path, LOCKSTEP_CONSOLE_OIDC_ISSUER="https://a.example")
+    for issuer in (
+        "a.example",
+        "http://a.example",
+        "https://me:pw@a.example",
+        "https://[",
+        "x://a",
+    ):
+        assert "no https URL" in refusal(path, **given(issuer))
+    for keys in ("http://a.example/k", "ftp://a.example/k", "https:///k", "https://a b/"):
+        assert "expected a file, or an https URL" in refusal(path, **given(keys=keys))
+    for people in ("ann@example.com", "email:", "group:a,sub:", "user:ann"):
+        assert "names nobody" in refusal(path, **given(actors=people))
+    assert "header" in refusal(path, **given(header="a: b"))
 
 
 def test_a_password_is_given_once(path: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ ADDRESSES: Final = {
     "log.bootstrap_servers": "localhost:1",
     "http.listen": "",
     "console.listen": "",
+    "console.oidc.keys": "/run/issuer/keys.json",
     "delta.path": "/lake/shop",
     "tracing.endpoint": "http://me:{0}@localhost:1/v1/traces?token={0}",
     "archive.path": "/lake/archive",

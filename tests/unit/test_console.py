@@ -138,13 +138,13 @@ def test_the_page_makes_no_markup_of_text_and_asks_nobody_else() -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:0", "cdc.example:0"])
 def test_an_address_that_others_reach_needs_a_token(listen: str) -> None:
     with pytest.raises(ConfigError, match="no token"):
-        serving.bind(listen, None)
+        serving.bind(listen, is_guarded=False)
 
 
 @pytest.mark.parametrize("listen", ["", "8600", "localhost:", "localhost:http", "localhost:65536"])
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):
-        serving.bind(listen, None)
+        serving.bind(listen, is_guarded=False)
 
 
 def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:

@@ -57,14 +57,14 @@ function offer(id, names) {
   if (before.join("\n") !== names.join("\n")) list.replaceChildren(...names.map((value) => element("option", { value })));
 }
 
-export function showActions(status, found) {
-  const now = found !== null;
+export function showActions(status, found, now, viewer) {
   if (now !== allowed) {
     allowed = now;
     document.querySelectorAll("#actions [data-action]").forEach((row) => row.show());
     dead();
   }
-  by("act-state").textContent = allowed ? "Each runs on the console's host, with its rights, and is logged." : "This console is read-only: the buttons need cdc console --allow-actions. The commands work in a terminal.";
+  const readOnly = found === null ? "This console is read-only: the buttons need cdc console --allow-actions." : `The buttons are off for ${viewer}, who is not in console.oidc.actors.`;
+  by("act-state").textContent = allowed ? "Each runs on the console's host, with its rights, and is logged." : `${readOnly} The commands work in a terminal.`;
   offer("followers-known", status.followers.map((each) => each.name));
   offer("snapshots-known", status.incremental_snapshots.map((each) => each.id));
   by("acts").replaceChildren(...(found ?? []).map((each) => element("li", {},

@@ -24,8 +24,27 @@ if (given) {
 async function request(path, options = {}, headers = {}) {
   // Several requests run at once: an answer is about the token that was sent, not about a newer one.
   const sent = token;
-  const answer = await fetch(path, { ...options, headers: sent ? { ...headers, authorization: `Bearer ${sent}` } : headers, credentials: "omit", redirect: "error" });
-  if (answer.status === 401 && (sent === token || !token)) ask(sent ? "this token is not accepted" : "");
+  // The console has no cookies; a proxy in front of it may know its users by one.
+  const answer = await fetch(path, { ...options, headers: sent ? { ...headers, authorization: `Bearer ${sent}` } : headers, credentials: "same-origin", redirect: "manual" });
+  if (answer.type === "opaqueredirect") return signedOut("the proxy asks for a login", answer);
+  // The console's own answers are JSON; a proxy's may be a page.
+  const isPage = !answer.ok && !answer.headers.get("content-type")?.startsWith("application/json");
+  if (answer.status === 401 || (answer.status === 403 && isPage)) {
+    const { error, by_proxy: byProxy = true } = isPage ? {} : await answer.clone().json();
+    if (byProxy) return signedOut(error ?? "the proxy asks for a login", answer);
+    if (sent === token || !token) ask(sent ? "this token is not accepted" : "");
+  }
+  if (answer.ok) by("signed-out").hidden = true;
+  return answer;
+}
+
+// Only the proxy in front of the console can ask for a login: by an address that is opened, not here.
+function signedOut(why, answer) {
+  sessionStorage.removeItem("token");
+  token = "";
+  by("signed-out").hidden = false;
+  by("signed-out-why").textContent = why;
+  if (answer.status !== 401) throw new Error(why);
   return answer;
 }
 
@@ -65,6 +84,7 @@ function verdict(level, sentence, causes) {
 function showStatus(found) {
   by("pipeline").textContent = found.pipeline;
   by("version").textContent = `Version ${found.version}.`;
+  by("viewer").textContent = found.viewer;
   const measured = found.measured;
   if (measured === null) {
     verdict("unknown", found.failed ? `the console cannot measure: ${found.failed}, see its log` : "measuring …", []);
@@ -77,7 +97,7 @@ function showStatus(found) {
   stores = status.followers;
   flow(status, measured.rates);
   slot(status, measured.slot);
-  showActions(status, found.actions);
+  showActions(status, found.actions, found.may_act, found.viewer);
   incidents(measured.incidents);
   webhooks(status.webhooks);
 }
@@ -246,6 +266,8 @@ async function refresh() {
       if (!following) { following = true; follow(request, explain); }
     } else if (answers[0].status !== 401) {
       verdict("unknown", (await answers[0].json()).error, []);
+    } else {
+      verdict("unknown", "nothing was measured since the login has ended", []);
     }
   } catch (error) {
     verdict("unknown", `the console does not answer: ${error.message}`, []);
