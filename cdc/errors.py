@@ -75,6 +75,12 @@ class ConfigError(CDCError):
     exit_code = Exit.CONFIG
 
 
+class NoAnswerError(ConfigError):
+    """A view has no answer at a frontier, because of a row's value; a later one may have one."""
+
+    policy = Policy.BACKOFF
+
+
 class GapError(CDCError):
     """Continuing would lose changes: the slot, the log and the source do not fit together."""
 

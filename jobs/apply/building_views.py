@@ -28,7 +28,7 @@ from lockstep.sinks.delta import buckets, targets
 from lockstep.sinks.delta.rows import arranged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import DataFrame
 
@@ -48,14 +48,16 @@ _SCHEMA: Final = pa.schema(
 class ViewBuilder:
     """Builds views in one store."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, begin: Callable[[], None]) -> None:
+        """`begin` is called before anything is written."""
+        self._sink, self._begin = sink, begin
         self.new = 0  # changes that were new to the store
 
     def __call__(
         self, view: ViewPlan, rows: DataFrame, at: Applied, truncated: int | None
     ) -> Built | None:
         """Write the rows; return None if they must be passed to the sink's `write`."""
+        self._begin()
         target = self._target(view, at, truncated)
         loader = self._loader(view) if target is None else None
         if target is None and loader is None:

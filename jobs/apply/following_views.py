@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cdc import failpoints
+from cdc.errors import ConfigError, NoAnswerError
 from cdc.events import LSN
 from lockstep.jobs.apply.building_views import ViewBuilder
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
@@ -72,9 +74,14 @@ class ViewsFollowing(DocumentsFollowing):
 
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         assert isinstance(self._mirror, ViewCuts), "it is made above"
-        new = apply(
-            self._mirror, self._sink, cut, generation, self._rebuilt, self._more(cut.after.applied)
-        )
+        more = self._more(cut.after.applied)
+        try:
+            new = apply(self._mirror, self._sink, cut, generation, self._rebuilt, more)
+        except NoAnswerError as error:
+            if self._until is None and not self._once:
+                raise
+            # Nobody may be there who corrects the row.
+            raise ConfigError(error.what, hint=error.hint) from error
         if has_rows(cut):
             self._has_applied()
         return new
@@ -144,6 +151,18 @@ class ViewDropping(ViewsFollowing):
         return definitions.changes({self._dropped[0]: None}, applied)
 
 
+class _Once:
+    """Calls a function the first time that it is called."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+
+    def __call__(self) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
+
+
 def apply(
     views: ViewCuts,
     sink: Sink,
@@ -155,17 +174,22 @@ def apply(
     """Apply the cut to a store; return how many changes of rows were new to it.
 
     The view `rebuilt` is computed completely; `more` is written, too.
+
+    The store records that a cut is being written once the first changes are known: of a frontier at
+    which a view has no answer it then knows nothing. Raises NoAnswerError for such a one.
     """
     applied = cut.after.applied
-    above = cut.before.applied.seq if cut.before else 0
     tables = [*views.tables_of(applied), *(each.version for each in more)]
-    sink.begin(applied.seq, tables, above)
-    built = definitions.stored(sink, views.names)
+    above = None if cut.replaces else cut.before.applied.seq if cut.before else 0
+    begin = _Once(partial(sink.begin, applied.seq, tables, above))
+    built = {} if cut.replaces else definitions.stored(sink, views.names)
     built.pop(rebuilt or "", None)
-    new, build = 0, ViewBuilder(sink)
+    new, build = 0, ViewBuilder(sink, begin)
     for changes in views.view_changes(cut, built, build):
+        begin()
         new += sink.write(changes)
         failpoints.reach("view_written")
+    begin()
     for changes in more:
         sink.write(changes)
         failpoints.reach("view_drop_written")

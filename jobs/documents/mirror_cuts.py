@@ -42,6 +42,8 @@ class MirrorCut(NamedTuple):
 
     before: delta_frontiers.FrontierRow | None
     after: delta_frontiers.FrontierRow
+    # From nothing, in a store that is not new: all that is in it is replaced.
+    replaces: bool = False
 
 
 class _Nothing(NamedTuple):
@@ -133,7 +135,7 @@ class MirrorCuts:
 
     def changes(self, cut: MirrorCut) -> Iterator[Changes]:
         """Yield the cut's changes to the documents."""
-        before, after = cut
+        before, after = cut.before, cut.after
         known = self._versions(before.applied.lsn) if before else {}
         for kind in self.kinds(after.applied):
             name = kind.root.name

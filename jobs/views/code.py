@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from cdc.errors import CDCError, ConfigError
+from cdc.errors import CDCError, ConfigError, NoAnswerError
 from lockstep.jobs.views import types
 from lockstep.sinks.delta.columns import arrow_type
 
@@ -215,13 +215,13 @@ def compute(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
         raise RuntimeError(f"lockstep view code: {text}.") from None
 
 
-def reported(error: Exception) -> ConfigError | None:
+def reported(error: Exception) -> NoAnswerError | None:
     """Return what `compute` has raised in an executor, if Spark's error is because of that."""
     found = _REPORT.search(str(error))
     if found is None:
         return None
     what, hint = json.loads(base64.b64decode(found[1]))
-    return ConfigError(what, hint=hint)
+    return NoAnswerError(what, hint=hint)
 
 
 def _called(task: Task, code: Code, given: Mapping[str, pa.Table]) -> pa.Table:

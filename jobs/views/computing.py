@@ -115,20 +115,18 @@ class Computation:
         self._applied = cut.after.applied
         self._tables = {name: tables[name] for name in sorted(view.tables)}
         self.decision = Decision(view.name, "nothing", "no table of it changed")
+        self.changed: Sequence[str] = ()  # the tables that have changed
         self._build = build
         self._reduced = set[str]()  # tables of which only the needed rows are registered
         self._kept: DataFrame | None = None  # anchors that are read more than once
 
     def changes(self, *, is_built: bool) -> Iterator[Changes]:
         """Yield the view's changes; all its rows if the store was built by another definition."""
-        is_first = self._cut.before is None
-        same = all(table.has_same_columns for table in self._tables.values())
-        if is_first or not is_built or not same:
-            why = "its first cut" if is_first else "its definition has changed"
-            self._decide("build", why if same else "columns of its tables have changed")
-            yield from self._built(replace=not is_first)
+        if self.builds(is_built=is_built):
+            self._decide("build", self._why_built())
+            yield from self._built(replace=self._cut.replaces or self._cut.before is not None)
             return
-        changed = [name for name, table in self._tables.items() if table.differ]
+        changed = self.changed = [name for name, table in self._tables.items() if table.differ]
         was = self._answers.before(self._view, self._cut)
         if not changed:
             self._keep_same(was)
@@ -145,6 +143,21 @@ class Computation:
                 self._keep_same(was)
             else:
                 yield from self._differences(affected, was)
+
+    def builds(self, *, is_built: bool) -> bool:
+        """Return whether all rows are computed, whatever has changed."""
+        return self._cut.before is None or not is_built or not self._same_columns
+
+    @property
+    def _same_columns(self) -> bool:
+        return all(table.has_same_columns for table in self._tables.values())
+
+    def _why_built(self) -> str:
+        if self._cut.replaces:
+            return "a cut without an answer was interrupted"
+        if not self._same_columns:
+            return "columns of its tables have changed"
+        return "its first cut" if self._cut.before is None else "its definition has changed"
 
     def _keep_same(self, was: pa.Table | None) -> None:
         """Note that the view's rows are what they were, and those that they are chosen from."""

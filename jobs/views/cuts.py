@@ -12,11 +12,11 @@ frontier, and what it holds is not read. So every store of the contract can have
 from __future__ import annotations
 
 import gc
-import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.errors import CDCError, ConfigError
+from cdc.errors import CDCError, NoAnswerError
 from cdc.log.follower_reports import ViewWork
 from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
@@ -27,8 +27,8 @@ from lockstep.jobs.views.computing import Computation
 from lockstep.jobs.views.costs import Costs, Stopwatch
 from lockstep.jobs.views.definitions import DEFINITIONS, Definition
 from lockstep.jobs.views.plans import ViewPlan, plan
-from lockstep.jobs.views.quotients import NO_DIGITS
-from lockstep.jobs.views.states import INEXACT_VALUE, TableStates
+from lockstep.jobs.views.states import TableStates
+from lockstep.jobs.views.value_errors import no_answer
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import layout
 
@@ -42,15 +42,14 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from lockstep.jobs.views.computing import Build
     from lockstep.jobs.views.costs import Decision
-    from lockstep.sinks.contract import Applied, Version
+    from lockstep.sinks.contract import Applied, StoreState, Version
 
-# Of Spark's errors, those about a value that a type does not have.
-_NO_VALUE: Final = re.compile(
-    r"\[(ARITHMETIC_OVERFLOW|CAST_OVERFLOW|INTERVAL_ARITHMETIC_OVERFLOW|DATETIME_OVERFLOW"
-    r"|NUMERIC_VALUE_OUT_OF_RANGE|NUMERIC_OUT_OF_SUPPORTED_RANGE|DATETIME_FIELD_OUT_OF_BOUNDS"
-    r"|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO)"
-)
-_VALUE_IN: Final = re.compile(re.escape(INEXACT_VALUE) + r" in (\S+)\.(?:\s|'|$)")
+
+class _Unanswered(NamedTuple):
+    """A frontier at which a view has no answer."""
+
+    seq: int
+    error: NoAnswerError
 
 
 class ViewCuts(MirrorCuts):
@@ -70,11 +69,33 @@ class ViewCuts(MirrorCuts):
         self._planned: tuple[Mapping[str, Version], list[ViewPlan]] | None = None
         self.decisions: list[Decision] = []  # of the last cut
         self.work = dict[str, ViewWork]()  # how each view was computed the last time
+        self._unanswered: _Unanswered | None = None  # the last one, until a later one has answers
 
     @property
     def names(self) -> tuple[str, ...]:
         """The views' names."""
         return self._views
+
+    def cut(
+        self,
+        state: StoreState | None,
+        through: LSN | None = None,
+        most_events: int | None = None,
+    ) -> MirrorCut | None:
+        """Return the next cut; it raises NoAnswerError until there is one that may have answers.
+
+        An interrupted cut without an answer is not repeated: what the store has of it is replaced,
+        as are all views, at a later frontier.
+        """
+        applied, reached = (state.applied.seq, state.reached) if state else (0, 0)
+        last = self._unanswered
+        if last is None or applied >= last.seq:  # another copy may have passed it
+            return super().cut(state, through, most_events)
+        replaces = applied < reached <= last.seq
+        found = super().cut(None if replaces else state, through, most_events)
+        if found is None or found.after.applied.seq <= last.seq:
+            raise last.error
+        return found._replace(replaces=replaces)
 
     def plans(self, applied: Applied) -> list[ViewPlan]:
         """Return the plans of the views, for the table versions in force at a frontier."""
@@ -93,7 +114,9 @@ class ViewCuts(MirrorCuts):
     ) -> Iterator[Changes]:
         """Yield the cut's changes; `stored` has the definitions that the store was built by.
 
-        `build` writes a view that is computed completely, where it can.
+        `build` writes a view that is computed completely, where it can. The changes of all others
+        are computed before the first is yielded: if one has no answer, NoAnswerError is raised and
+        nothing is written.
         """
         after = cut.after.applied
         self.decisions = []
@@ -101,15 +124,38 @@ class ViewCuts(MirrorCuts):
             return
         plans = self.plans(after)
         with self._working(cut, plans) as (spark, tables):
+            computed: list[Iterator[Changes]] = []
+            builds: list[Iterator[Changes]] = []
             for view in plans:
                 work = Computation(spark, view, tables, cut, self._answers, self._costs, build)
-                clock = Stopwatch()
-                yield from clock.timed(work.changes(is_built=_is_stored(view, stored)))
-                self._note(view, work.decision, clock.seconds, after.lsn)
-                gc.collect(1)  # the JVM holds a view's DataFrames until their cycles are collected
+                is_built = _is_stored(view, stored)
+                found = self._answered(work, view, cut, is_built=is_built)
+                if work.builds(is_built=is_built):
+                    builds.append(found)
+                else:
+                    computed.append(_with_first(found))
+                    gc.collect(1)  # the JVM holds a view's DataFrames until cycles are collected
+            for each in [*computed, *builds]:
+                yield from each
+                gc.collect(1)
         changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
         if changed:
             yield definitions.changes(changed, after)
+        self._unanswered = None
+
+    def _answered(
+        self, work: Computation, view: ViewPlan, cut: MirrorCut, *, is_built: bool
+    ) -> Iterator[Changes]:
+        """Yield a view's changes; raise NoAnswerError, with the frontier, if it has none."""
+        clock, after = Stopwatch(), cut.after.applied
+        try:
+            with _translated(view.name):
+                yield from clock.timed(work.changes(is_built=is_built))
+        except NoAnswerError as error:
+            found = _placed(error, cut, work.changed)
+            self._unanswered = _Unanswered(after.seq, found)
+            raise found from None  # what Spark reports quotes values of rows
+        self._note(view, work.decision, clock.seconds, after.lsn)
 
     def _note(self, view: ViewPlan, decision: Decision, seconds: float, lsn: LSN) -> None:
         self.decisions.append(decision)
@@ -125,8 +171,9 @@ class ViewCuts(MirrorCuts):
         view = plan(name, self._config.views, self._versions_of(applied))
         with self._working(cut, [view]) as (spark, tables):
             work = Computation(spark, view, tables, cut, Answers(), Costs())
-            for found in work.changes(is_built=False):
-                yield from (change.row for change in found.changes if change.row is not None)
+            with _translated(name):
+                for found in work.changes(is_built=False):
+                    yield from (change.row for change in found.changes if change.row is not None)
 
     @contextmanager
     def _working(
@@ -135,7 +182,8 @@ class ViewCuts(MirrorCuts):
         """Give a session, and the states of the views' tables; translate errors of Spark's."""
         versions = self._versions_of(cut.after.applied)
         names = _read_by(plans)
-        with self._session() as spark, _translated():
+        names_of_views = ", ".join(each.name for each in plans)
+        with self._session() as spark, _translated(names_of_views):
             spark.conf.set("spark.sql.ansi.enabled", "true")
             # Files are listed here: a job that does it takes longer.
             spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000")
@@ -183,32 +231,38 @@ def _is_stored(view: ViewPlan, stored: Mapping[str, Definition]) -> bool:
     return found is not None and found.fingerprint == view.definition.fingerprint
 
 
+def _with_first(changes: Iterator[Changes]) -> Iterator[Changes]:
+    """Return the same changes, of which the first is computed."""
+    first = next(changes, None)
+    return iter(()) if first is None else chain([first], changes)
+
+
+def _placed(error: NoAnswerError, cut: MirrorCut, changed: Sequence[str]) -> NoAnswerError:
+    """Return the error with the frontier, and what has changed since the last one."""
+    at, since = f"at {cut.after.applied.lsn}", ""
+    if cut.before is not None:
+        tables = f", after changes of {', '.join(changed)}" if changed else ""
+        at += f"{tables} since {cut.before.applied.lsn}"
+        since = f" stays at {cut.before.applied.lsn} meanwhile, and"
+    return NoAnswerError(
+        f"{error.what}, {at}",
+        hint=f"{error.hint}. The follower{since} continues by itself with the first later frontier"
+        " at which the view has an answer",
+    )
+
+
 @contextmanager
-def _translated() -> Iterator[None]:
-    """Translate what Spark reports about a value that the mirror's column can't hold."""
+def _translated(view: str) -> Iterator[None]:
+    """Translate what Spark reports while it computes a view."""
     try:
         yield
+    except CDCError:
+        raise
     except Exception as error:
         if (of_code := code.reported(error)) is not None:
             raise of_code from None  # Spark's error could quote values of rows
-        if NO_DIGITS in str(error):
-            raise ConfigError(
-                "a view has a quotient of more digits than a store has (docs/VIEWS.md)",
-                hint="leave such rows out of it, or round what it divides by round(…, n)",
-            ) from error
-        if (reason := _NO_VALUE.search(str(error))) is not None:
-            raise ConfigError(
-                "a view computes a value that its type does not have: "
-                + reason[1].lower().replace("_", " "),
-                hint="leave such rows out of it, cast to a wider type (a numeric has 38 digits at"
-                " most), or divide by nullif(…, 0)",
-            ) from None  # Spark's error quotes values of rows
-        found = _VALUE_IN.search(str(error))
-        if found is None and not isinstance(error, CDCError) and is_ours(error):
+        if (found := no_answer(view, str(error))) is not None:
+            raise found from None  # as above
+        if is_ours(error):
             raise translated(error) from error
-        if found is None:
-            raise
-        raise ConfigError(
-            f"{found[1]} has a value that is only text in its mirror (docs/DELTA.md, `_exact`)",
-            hint="leave such rows out of the table, or the column out of the view",
-        ) from error
+        raise

@@ -262,9 +262,14 @@ def _make_date(rules: Rules, year: exp.Expr, month: exp.Expr, day: exp.Expr) -> 
     for each in given:
         if each.type.name not in {"int2", "int4"}:
             raise UnsupportedError(f"make_date() of {each.type.title}", "cast it to int")
-    of_year, *others = (each.sql for each in given)
-    # A negative year is one before Christ, which is Spark's year 0 or an earlier one.
-    return Value(f"make_date({of_year} + if({of_year} < 0, 1, 0), {', '.join(others)})", DATE)
+    of_year, of_month, of_day = (each.sql for each in given)
+    # A negative year is one before Christ, which is Spark's year 0 or an earlier one. Postgres has
+    # no year 0, which is an error: as there is no month 0.
+    return Value(
+        f"make_date({of_year} + if({of_year} < 0, 1, 0),"
+        f" if({of_year} = 0, {of_month} * 0, {of_month}), {of_day})",
+        DATE,
+    )
 
 
 def _plain(node: exp.Expr) -> exp.Expr:

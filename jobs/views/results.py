@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError
+from cdc.errors import NoAnswerError
 from lockstep.jobs.views.comparing import has_duplicates
 from lockstep.sinks.contract import Change
 from lockstep.sinks.delta import json as delta_json
@@ -37,7 +37,7 @@ def wrong_key(view: ViewPlan, rows: pa.Table) -> str:
 
 
 def checked(view: ViewPlan, rows: pa.Table) -> pa.Table:
-    """Return rows that are not grouped; raise ConfigError for a key that is none."""
+    """Return rows that are not grouped; raise NoAnswerError for a key that is none."""
     if wrong := _wrong(view, rows, repeated=has_duplicates(rows, view.key)):
         raise key_error(view, wrong)
     return rows
@@ -50,9 +50,9 @@ def _wrong(view: ViewPlan, rows: pa.Table, *, repeated: bool) -> str:
     return f"rows without {without}" if without else ""
 
 
-def key_error(view: ViewPlan, what: str) -> ConfigError:
+def key_error(view: ViewPlan, what: str) -> NoAnswerError:
     """Return the error of a view with such rows."""
-    return ConfigError(
+    return NoAnswerError(
         f"view {view.name} has {what}",
         hint="`key` must identify its rows: name more columns, or leave such rows out of it",
     )

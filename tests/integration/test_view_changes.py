@@ -16,10 +16,10 @@ import yaml
 from pyspark.sql import SparkSession
 
 from cdc.errors import Exit, LagError
-from cdc.failpoints import VIEW_DROP_NAMES
+from cdc.failpoints import VIEW_DROP_NAMES, VIEW_NAMES
 from lockstep.jobs.changing_views import Waiting, build, drop, planned, rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
-from tests.fixtures.commands import completed
+from tests.fixtures.commands import CommandSession, completed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed
 from tests.fixtures.store_redis import RedisStore
@@ -29,8 +29,10 @@ _SECONDS = 400
 PRICES = "SELECT id, price * 2 AS twice FROM products"
 NAMES = "SELECT id, name FROM products WHERE id > 3"
 CHANGED = "SELECT id, price * 3 AS thrice, name FROM products WHERE id < 9"
+SHARES = "SELECT id, id * 100 / price::int AS share FROM products"
 ROWS = "INSERT INTO products SELECT n, 'product ' || n, n * 1.25 FROM generate_series(1, 12) n"
 DECLARED = {"prices": {"sql": PRICES, "key": ["id"]}, "names": {"sql": NAMES, "key": ["id"]}}
+WITHOUT = "has no answer, in Postgres neither: division by zero, at "
 STORES = ("answers", "cache", "table", "stream")
 
 
@@ -242,6 +244,59 @@ def test_a_drop_that_is_killed_anywhere_is_done_by_the_next_one(
         assert changed.stored("names") == [[]] * len(STORES)
         changed.expect_equal("prices", PRICES)
         assert changed.plan() == (Exit.OK, {"prices": {"unchanged"}})
+
+
+def test_views_wait_for_a_frontier_at_which_they_have_an_answer(changed: Changed) -> None:
+    """In all stores: readers keep the rows before, and the job continues by itself."""
+    changed.declare(DECLARED | {"prices": {"sql": SHARES, "key": ["id"]}})
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    before = changed.stored("prices"), changed.stored("names")
+    with changed.following("lake", *STORES) as runs:
+        changed.pipeline.database.execute(
+            "UPDATE products SET price = 0 WHERE id = 3; DELETE FROM products WHERE id = 5"
+        )
+        waiting = [runs[name] for name in STORES]
+        wait_until(
+            lambda: all(run.state == "waiting" and run.error for run in waiting),
+            "one has not met it",
+            120,
+        )
+        for run in waiting:
+            assert run.error is not None
+            assert run.error.what.startswith(f"view prices {WITHOUT}"), run.error
+        assert (changed.stored("prices"), changed.stored("names")) == before
+        changed.pipeline.database.execute("UPDATE products SET price = 4 WHERE id = 3")
+        changed.reach(*runs.values())
+        changed.expect_equal("prices", SHARES)
+        changed.expect_equal("names", NAMES)
+
+
+@pytest.mark.long("four jobs with Spark, which are killed")
+def test_what_a_killed_job_has_written_is_replaced_where_a_view_has_no_answer(
+    changed: Changed, tmp_path: Path
+) -> None:
+    """The interrupted cut can't be repeated, and a row that it has written is deleted since."""
+    changed.declare(DECLARED | {"prices": {"sql": SHARES, "key": ["id"]}})
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS, "UPDATE products SET price = 0 WHERE id = 3")
+    changed.follow("lake")
+    for name in STORES:
+        files = {"log": tmp_path / "follow.log", "scratch": tmp_path / "scratch"}
+        command = ("follow", "--followers", name)
+        job = CommandSession(
+            changed.pipeline.config_file, *command, **files, failpoint=f"{VIEW_NAMES[0]}:1"
+        )
+        assert job.process.wait(_SECONDS) == -signal.SIGKILL, job.log
+        job.kill()
+    changed.pipeline.database.execute(
+        "DELETE FROM products WHERE id = 5", "UPDATE products SET price = 4 WHERE id = 3"
+    )
+    with changed.following("lake", *STORES) as runs:
+        changed.reach(*runs.values())
+        changed.expect_equal("prices", SHARES)
+        changed.expect_equal("names", NAMES)
 
 
 @pytest.mark.long("two jobs with Spark")

@@ -13,6 +13,7 @@ TABLE = {
     errors.ProtocolError: (Policy.HALT, Exit.BUG),
     errors.InvariantError: (Policy.HALT, Exit.BUG),
     errors.ConfigError: (Policy.HALT, Exit.CONFIG),
+    errors.NoAnswerError: (Policy.BACKOFF, Exit.CONFIG),
     errors.GapError: (Policy.HALT, Exit.CONFIG),
     errors.MiscountedError: (Policy.HALT, Exit.CONFIG),
     errors.CompactedError: (Policy.HALT, Exit.CONFIG),
