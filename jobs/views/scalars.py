@@ -11,6 +11,7 @@ from sqlglot import exp
 
 from lockstep.jobs.views.dates import days, moved
 from lockstep.jobs.views.quotients import quotient
+from lockstep.jobs.views.reading_texts import read_text
 from lockstep.jobs.views.refusing import UnsupportedError, written
 from lockstep.jobs.views.types import (
     FLOAT8,
@@ -246,6 +247,8 @@ def _converted(value: Value, wanted: Type) -> Value:  # noqa: C901, PLR0911, PLR
     made = f"CAST({sql} AS {wanted.spark})"
     if kind.mask:
         raise UnsupportedError("a cast of a masked column", "select it as it is")
+    if kind.name in TEXTS and (read := read_text(sql, wanted)) is not None:
+        return read
     match kind.name, wanted.name:
         case (a, b) if a == b and a != "numeric":
             return value
@@ -282,8 +285,8 @@ def _instead(kind: Type, wanted: Type) -> str:
         return "give all its values one scale before: round(…, n)::text, or ::numeric(p,s)::text"
     if kind.name in TEXTS:
         return (
-            f"keep the value in a column of type {wanted.name}, or cast it where the view is read:"
-            " a text that is none would halt the follower"
+            f"keep the value in a column of type {wanted.name}, or cast it where the view is read"
+            + (": of numeric, write numeric(p,s)" if wanted.name == "numeric" else "")
         )
     return "select the column as it is, and cast it where the view is read"
 

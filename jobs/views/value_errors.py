@@ -12,6 +12,7 @@ from typing import Final
 
 from cdc.errors import NoAnswerError
 from lockstep.jobs.views.quotients import NO_DIGITS
+from lockstep.jobs.views.reading_texts import AS_IN_POSTGRES, END, NOT_READ
 from lockstep.jobs.views.states import INEXACT_VALUE
 
 _INTEGERS: Final = {"SMALLINT": "smallint", "INT": "integer", "BIGINT": "bigint"}
@@ -25,6 +26,8 @@ _ERRORS: Final = (
     (re.compile(r"\[DATETIME_OVERFLOW"), "timestamp out of range"),
     (re.compile(r"\[DATETIME_FIELD_OUT_OF_BOUNDS"), "date field value out of range"),
 )
+_OWN: Final = re.compile(f"{AS_IN_POSTGRES}([^{END}]+){END}")
+_TEXT: Final = re.compile(f"{NOT_READ}([^{END}]+){END}")
 # A sum of numerics of which Postgres has an answer.
 _SUM: Final = "Overflow in sum of decimals"
 _NUMERIC: Final = re.compile(
@@ -48,6 +51,11 @@ def no_answer(view: str, reported: str) -> NoAnswerError | None:
             " (docs/DELTA.md, `_exact`)",
             hint="leave such rows out of the table, or the column out of the view",
         )
+    if (found := _TEXT.search(reported)) is not None:
+        return NoAnswerError(
+            f"view {view} does not read {found[1]}, of which a row has another (docs/VIEWS.md)",
+            hint="correct the row in Postgres, or leave such rows out of the view",
+        )
     if (text := _of_postgres(reported)) is not None:
         return NoAnswerError(
             f"view {view} has no answer, in Postgres neither: {text}",
@@ -63,6 +71,8 @@ def no_answer(view: str, reported: str) -> NoAnswerError | None:
 
 
 def _of_postgres(reported: str) -> str | None:
+    if (found := _OWN.search(reported)) is not None:
+        return found[1]
     if _SUM in reported:
         return None
     for pattern, text in _ERRORS:

@@ -18,8 +18,10 @@ from tests.fixtures.servers import Database
 from tests.fixtures.viewed import Shop
 
 _TABLES = {
-    "vals": "id int PRIMARY KEY, g int, a int, big numeric(38,0), m numeric(12,4), n numeric(12,1)"
+    "vals": "id int PRIMARY KEY, g int, a int, big numeric(38,0), m numeric(12,4), n numeric(12,1),"
+    " t text"
 }
+_TEXT = "UPDATE vals SET t = "
 _ROW = "INSERT INTO vals VALUES (1, 1, 5, 10, 1.5, 2.5), (2, 1, 6, 20, 2.5, 3.5)"
 _LARGE = "9" * 38
 _FIXED = "UPDATE vals SET big = 12 WHERE g = 1"
@@ -79,6 +81,27 @@ _SUM = "SELECT g AS id, sum(big) AS b FROM vals GROUP BY g"
             _IN_POSTGRES,
             "UPDATE vals SET a = 1 WHERE id = 2",
         ),
+        *(
+            (f"SELECT id, t::{kind} AS b FROM vals", _TEXT + f"'{text}'", _IN_POSTGRES, _TEXT + fix)
+            for kind, text, fix in (
+                ("int", "12a", "' 12 '"),
+                ("smallint", "40000", "'-4'"),
+                ("numeric(5,2)", "1e4", "'.5e1'"),
+                ("numeric(5,2)", "", "'5.'"),
+                ("boolean", "o", "'Of'"),
+                ("float8", "1e309", "'-1e308'"),
+                ("float8", "0.01e-330", "'0e5'"),
+                ("date", "2026-02-29", "'2028-2-29'"),
+                ("timestamp", "0000-01-01 10:00", "'2026-01-01 10:00'"),
+            )
+        ),
+        *(
+            (f"SELECT id, t::{kind} AS b FROM vals", f"{_TEXT}'{text}'", "not read", _TEXT + fix)
+            for kind, text, fix in (
+                ("date", "Jan 2 2026", "'2026-01-02'"),
+                ("numeric(5,2)", "NaN", "NULL"),
+            )
+        ),
         (
             "SELECT id, 7 / a AS b FROM vals",
             "UPDATE vals SET a = 0 WHERE id = 2",
@@ -118,6 +141,9 @@ _SUM = "SELECT g AS id, sum(big) AS b FROM vals GROUP BY g"
     ],
     ids=[
         "sum", "product", "integer", "smallint", "bigint", "cast", "numeric", "date", "year",
+        "text-int", "text-large", "text-numeric", "text-empty", "text-bool",
+        "text-float", "text-small",
+        "text-date", "text-year", "text-form", "text-nan",
         "zero", "remainder", "quotient", "inexact", "several", "null",
     ],
 )  # fmt: skip

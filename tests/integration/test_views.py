@@ -547,6 +547,12 @@ MORE_EXPRESSIONS = r"""
   (at + interval '1 month')::date | d + 7 - interval '1 microsecond' | at + interval '0 days'
   make_date(2000 + s, 2, 28) | make_date(extract(year FROM d)::int, extract(month FROM d)::int, 1)
   a = ANY(ARRAY[1, NULL, s]) | a <> ALL(ARRAY[1, s]) | t = ANY(ARRAY['B', v]) | k <> ALL(ARRAY[1.0])
+  (' +' || abs(s)::text || ' ')::int | ('-' || abs(b)::text)::bigint | (s::text || '0')::int + 1
+  (m::text)::numeric(12,2) | (m::text || 'e2')::numeric(20,1) | ('.' || abs(a)::text)::numeric(4,3)
+  (m::text)::float8 | (a::text || 'E-3')::float8 | (ok::text)::boolean | (' ' || d::text)::date
+  (d::text || ' 12:30:05.1234')::timestamp | (d::text || 'T01:02')::timestamp > at
+  (CASE WHEN ok THEN 'On' ELSE 'nO' END)::boolean | (j ->> 'x')::int
+  (extract(year FROM d)::int::text || '-2-3')::date
   greatest(d, at) | least(at, '2005-01-01') | greatest(ok, a > 0) | least(u, u) | greatest(f, m)
 """
 

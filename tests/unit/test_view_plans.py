@@ -310,7 +310,8 @@ _NAMED_WINDOWS = {
 @pytest.mark.parametrize(
     ("cast", "rewrite"),
     [
-        ("state::int", "keep the value in a column of type int4"),
+        ("state::uuid", "keep the value in a column of type uuid"),
+        ("state::numeric", "write numeric(p,s)"),
         ("(CASE WHEN o.id > 1 THEN 1.5 ELSE 2.50 END)::text", "round(…, n)::text"),
         ("z::date", "AT TIME ZONE 'UTC'"),
         ("placed::text", "cast it where the view is read"),
