@@ -33,6 +33,8 @@ from lockstep.sinks.delta.types import MAX_PRECISION
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstep.jobs.views.types import Type
+
 _BITS: Final[dict[type[exp.Expr], str]] = {
     exp.BitwiseAndAgg: "bit_and",
     exp.BitwiseOrAgg: "bit_or",
@@ -221,22 +223,43 @@ def _part_of_order(rules: Rules, node: exp.Ordered, at: int) -> tuple[str, str]:
 
 
 def _chosen(rules: Rules, node: exp.WithinGroup, clause: str) -> Value:
-    """Return percentile_disc(): the value at a place among the sorted ones."""
-    what, order = "percentile_disc()", node.expression
-    if not isinstance(node.this, exp.PercentileDisc):
+    """Return percentile_disc() or mode(): a value that is chosen among the sorted ones."""
+    if not isinstance(node.this, exp.PercentileDisc | exp.Mode) or (
+        isinstance(node.this, exp.Mode) and node.this.this is not None
+    ):
         raise unknown(node.this)
-    part = node.this.this
-    if not isinstance(part, exp.Literal) or not 0 <= float(part.this) <= 1:
-        raise UnsupportedError(f"{what} of other than a number", "write one from 0 to 1")
-    (by,) = order.expressions
+    what = written(node.this)
+    (by,) = node.expression.expressions
     found = rules.value(by.this)
     expect_ordered(found.type, what)
     expect_grouped(found.type, what)
     way = "false" if by.args.get("desc") else "true"
-    place = f"greatest(CAST(ceil(CAST('{part.this}' AS double) * size(x)) AS int) - 1, 0)"
-    # Of rows without a value there is no place: NULL.
     called = f"array(sort_array(collect_list({found.sql}){clause}, {way}))"
-    return Value(f"transform({called}, x -> get(x, {place}))[0]", found.type)
+    value = _most_frequent(found.type) if isinstance(node.this, exp.Mode) else _at(node.this)
+    return Value(f"transform({called}, x -> {value})[0]", found.type)
+
+
+def _at(node: exp.PercentileDisc) -> str:
+    """Return the value at a place of the sorted values `x`; NULL if there are none."""
+    part = node.this
+    if not isinstance(part, exp.Literal) or not 0 <= float(part.this) <= 1:
+        raise UnsupportedError("percentile_disc() of other than a number", "write one from 0 to 1")
+    place = f"greatest(CAST(ceil(CAST('{part.this}' AS double) * size(x)) AS int) - 1, 0)"
+    return f"get(x, {place})"
+
+
+def _most_frequent(kind: Type) -> str:
+    """Return the first of the most frequent of the sorted values `x`; NULL if there are none.
+
+    `c` counts the values that are equal to the last one, `l`.
+    """
+    none = f"CAST(NULL AS {kind.spark})"
+    count = "if(y <=> a.l, a.c + 1, 1)"
+    return (
+        f"aggregate(x, named_struct('v', {none}, 'n', 0, 'l', {none}, 'c', 0), (a, y) ->"
+        f" named_struct('v', if({count} > a.n, y, a.v), 'n', greatest({count}, a.n),"
+        f" 'l', y, 'c', {count}), a -> a.v)"
+    )
 
 
 def _expect_exact(found: Value, what: str) -> None:

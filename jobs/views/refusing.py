@@ -183,11 +183,6 @@ _GROUPS: Final = (
         "a float8, whose last digit depends on the machine",
         "write percentile_disc(), which is a value of a row",
     ),
-    (
-        "mode()",
-        "which may be any of several values",
-        "count the values in a subquery, and take the first by count and value: row_number()",
-    ),
     ("any_value()", "which may be any of several values", "write min() or max()"),
     (
         ("sqrt() cbrt() exp() ln() log() sin() cos() tan() cot() asin() acos() atan()"

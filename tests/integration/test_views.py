@@ -576,6 +576,10 @@ AGGREGATES = r"""
   percentile_disc(1) WITHIN GROUP (ORDER BY d) | percentile_disc(0.95) WITHIN GROUP (ORDER BY at)
   percentile_disc(0.3) WITHIN GROUP (ORDER BY t COLLATE "C" DESC) FILTER (WHERE a > 0)
   percentile_disc(0.25) WITHIN GROUP (ORDER BY k) FILTER (WHERE ok) + 1
+  mode() WITHIN GROUP (ORDER BY a) | mode() WITHIN GROUP (ORDER BY ok DESC)
+  mode() WITHIN GROUP (ORDER BY t COLLATE "C" DESC) | mode() WITHIN GROUP (ORDER BY d)
+  mode() WITHIN GROUP (ORDER BY k) FILTER (WHERE a > 0) * 2
+  mode() WITHIN GROUP (ORDER BY s % 3 DESC)
   avg(k) FILTER (WHERE k > 0)
   percentile_disc(0.5) WITHIN GROUP (ORDER BY b) | sum(DISTINCT s) FILTER (WHERE ok)
   avg(DISTINCT k)

@@ -229,7 +229,6 @@ _WRITTEN = {
     "[]": "state[1]",
     "row()": "row(id, id)",
     "percentile_cont()": "percentile_cont(0.5) WITHIN GROUP (ORDER BY id)",
-    "mode()": "mode() WITHIN GROUP (ORDER BY id)",
     "power()": "id ^ 2",
     "to_number()": "to_number(state, '9')",
     **{
