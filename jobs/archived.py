@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc.cli import stopping
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import echo, next_step, print_json, print_warning, with_config
-from cdc.errors import CompactedError, Exit
+from cdc.errors import CDCError, CompactedError, Exit, Policy
 from cdc.events import LSN
 from cdc.operate.readable import duration, size
 from lockstep.jobs.apply import app
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.verify.noted import NotedChain
     from cdc.verify.topics import TopicsProof
     from lockstep.jobs.archiving.proving import Proof
     from lockstep.jobs.compacting.proving import BasesProof
@@ -80,9 +82,16 @@ def _lag(found: dict[str, Any]) -> str:
 @click.option("--lsn", type=LSN.parse)
 @click.option("--offline", is_flag=True)
 @click.option("--chain")
+@click.option("--digests", "place")
 @json_option
 def prove(
-    config: Config, lsn: LSN | None, chain: str | None, *, offline: bool, as_json: bool
+    config: Config,
+    lsn: LSN | None,
+    chain: str | None,
+    place: str | None,
+    *,
+    offline: bool,
+    as_json: bool,
 ) -> Exit:
     """Recompute every digest; see `cdc prove`."""
     from cdc.log import follower_reports  # noqa: PLC0415 - not for --help
@@ -92,12 +101,15 @@ def prove(
     from lockstep.jobs.archiving.running import opened  # noqa: PLC0415 - as above
     from lockstep.jobs.compacting import proving as bases_proving  # noqa: PLC0415 - as above
 
-    # Read before the tables, which may only grow meanwhile.
+    # Read before log and tables, which may only grow meanwhile.
+    noted = _noted(config, place)
     reports = {} if offline or not config.archive.path else follower_reports.read(config)
     kept = None
     if config.archive.path:
-        kept = proving.prove(config, opened(config), lsn, chain, reports.get(ARCHIVE))
-    known = topics.KnownChains(kept.chains if kept else {}, chain)
+        witness = reports.get(ARCHIVE)
+        theirs = proving.Noted(noted, has_log=not offline)
+        kept = proving.prove(config, opened(config), lsn, chain, witness, theirs)
+    known = topics.KnownChains(kept.chains if kept else {}, chain, noted)
     live = None if offline else topics.prove(config, lsn, known)
     findings = [f"log: {each}" for each in (live.findings if live else ())]
     findings += [f"archive: {each}" for each in (kept.findings if kept else ())]
@@ -116,6 +128,45 @@ def prove(
     else:
         _print_proof(findings, live, kept, bases)
     return Exit.FAILED if findings else Exit.OK
+
+
+def _noted(config: Config, place: str | None) -> list[NotedChain]:
+    from lockstep.jobs.archiving.noting import Notes  # noqa: PLC0415 - not for --help
+
+    return Notes(config, place).read() if place else []
+
+
+@main.command()
+@with_config
+@click.option("--into", required=True)
+@click.option("--follow", is_flag=True)
+@click.option("--every", type=float, default=60.0)
+@json_option
+def digests(config: Config, into: str, every: float, *, follow: bool, as_json: bool) -> None:
+    """Note the newest chain; see `cdc archive digests`."""
+    from lockstep.jobs.archiving.noting import Notes  # noqa: PLC0415 - not for --help
+
+    over, notes, backoff = stopping.requested(), Notes(config, into), False
+    while not over.is_set():
+        try:
+            found, is_new = notes.note()
+        except CDCError as error:
+            if not follow or error.policy is not Policy.BACKOFF:
+                raise
+            if not backoff:
+                print_warning(f"{error.what}; tried again every {every:g} s")
+            backoff = True
+        else:
+            backoff = False
+            if as_json:
+                print_json({**found._asdict(), "lsn": str(found.lsn), "new": is_new})
+            else:
+                echo(f"{found}: chain {found.chain}{'' if is_new else ', noted before'}")
+        if not follow:
+            if not as_json:
+                next_step(f"`cdc prove --digests {into}` compares log and archive with it")
+            return
+        over.wait(every)
 
 
 def _proofs(
@@ -155,11 +206,16 @@ def _print_proof(
     if bases is not None and bases.bases:
         echo(f"bases      {bases.bases}; the newest, {bases.number}, has {bases.rows:,} rows")
         echo(f"           at {bases.lsn}")
+    for name, proof in (("log", live), ("archive", kept)):
+        if proof is not None and proof.noted:
+            echo(f"noted      {proof.noted:,} chains are those of the {name}")
     if findings:
         next_step("restore what is named from a copy; a log without a gap archives it again")
     else:
         echo(f"{click.style('✓', fg='green')} complete and unaltered")
-        next_step("note the chain where the archive's writer can't change it; later: --chain")
+        next_step(
+            "`cdc archive digests` notes the chain where the archive's writer can't change it"
+        )
 
 
 def _without(undigested: int) -> str:

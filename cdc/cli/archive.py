@@ -75,6 +75,46 @@ def compact(config: Config, *, as_json: bool) -> None:
     become("compact", ["--json"] * as_json)
 
 
+@archive.command(
+    epilog=example(
+        "cdc archive digests --into s3a://audit/shop --follow",
+        "cdc archive digests --into /mnt/worm/shop --json",
+    )
+)
+@with_config
+@click.option(
+    "--into", required=True, metavar="PLACE", help="A folder, or a place in a bucket, of its own."
+)
+@click.option(
+    "--follow", is_flag=True, help="Note the newest chain again and again, until stopped."
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: how often.",
+)
+@as_json
+def digests(config: Config, into: str, every: float, *, follow: bool, as_json: bool) -> None:
+    """Note the chain of the log's newest frontier where the archive's writer can't change it.
+
+    Each is a small object that is created and never replaced; its login needs no other right than
+    to create objects. A chain covers every record of the log up to its frontier. So `cdc prove
+    --digests`, which compares log and archive with all that was noted, also finds what somebody has
+    changed consistently in both. The login of the bucket is in the environment. No archive is
+    needed.
+    """
+    from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
+    from cdc.runtime import extras  # noqa: PLC0415 - as above
+
+    del config
+    extras.require("cdc archive digests", "spark")
+    given = ["--into", into, "--every", str(every), *["--follow"] * follow, *["--json"] * as_json]
+    become("archived", given, "digests", spark=False)
+
+
 def need(what: str, config: Config) -> None:
     """Raise ConfigError without an archive, MissingExtraError without its extra."""
     from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help

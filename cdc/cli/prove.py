@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         "cdc prove --lsn 0/16E9088",
         "cdc prove --offline --json",
         "cdc prove --offline --chain N1uYV0mGkqkqkq8mL0sS5cV2jdV0Qe0p7WzZ0k9bY3s",
+        "cdc prove --digests s3a://audit/shop",
     )
 )
 @with_config
@@ -28,9 +29,20 @@ if TYPE_CHECKING:
     metavar="CHAIN",
     help="A chain that was noted before: one of the frontiers must have it.",
 )
+@click.option(
+    "--digests",
+    metavar="PLACE",
+    help="Where `cdc archive digests` has noted chains: log and archive must have each of them.",
+)
 @as_json
 def prove(
-    config: Config, lsn: str | None, chain: str | None, *, offline: bool, as_json: bool
+    config: Config,
+    lsn: str | None,
+    chain: str | None,
+    digests: str | None,
+    *,
+    offline: bool,
+    as_json: bool,
 ) -> None:
     """Recompute every digest of topics and archive; name what was altered, dropped or swapped.
 
@@ -38,8 +50,9 @@ def prove(
     archive (if one is configured) with its files' and commits' digests, its Merkle roots, both
     chains, and the end that its job has reported to the log. The output has the chain at the end:
     note it elsewhere, and give it later as --chain: then not even the owner of all storage can have
-    changed the past. With --offline only --chain shows that nothing is missing at the archive's
-    end. Exits with 1 if anything was found.
+    changed the past. `cdc archive digests` notes chains by itself, for --digests. With --offline
+    only these two show that nothing is missing at the archive's end. Exits with 1 if anything was
+    found.
     """
     from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
     from cdc.errors import ConfigError  # noqa: PLC0415 - as above
@@ -54,6 +67,7 @@ def prove(
     given = [
         *(("--lsn", lsn) if lsn else ()),
         *(("--chain", chain) if chain else ()),
+        *(("--digests", digests) if digests else ()),
         *(("--offline",) if offline else ()),
         *(("--json",) if as_json else ()),
     ]

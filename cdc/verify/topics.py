@@ -13,18 +13,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import CDCError, GapError, UnreadableError
+from cdc.events import LSN
 from cdc.log import compaction, digests, names, reader, records, topics
 from cdc.log.partitions import Range
 from cdc.log.ranges import RangeReader
 from cdc.log.records import BLAKE3_FORMAT
 from cdc.verify.digests import CutCheck, FrontierChain
+from cdc.verify.noted import NotedChain, NotedCheck
 from cdc.verify.schemas import SchemaCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from cdc.config import Config
-    from cdc.events import LSN
     from cdc.log.partitions import Partition
     from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
     from cdc.verify.digests import SpanCheck
@@ -49,13 +50,15 @@ class TopicsProof(NamedTuple):
     compacted: tuple[str, ...]  # ranges that lack events because Kafka compacts their topic
     anchored: bool  # whether a frontier has the chain that was looked for
     above: int | None  # the seq after which the log's frontiers begin; None: it has none
+    noted: int  # chains noted elsewhere that it has
 
 
 class KnownChains(NamedTuple):
-    """What is known of the chain: by LSN and seq of some frontiers, and one to look for."""
+    """What is known of the chain: by LSN and seq of some frontiers, one to look for, some noted."""
 
     chains: Mapping[tuple[LSN, int], str] = MappingProxyType({})
     anchor: str | None = None
+    noted: Sequence[NotedChain] = ()
 
 
 def prove(config: Config, upto: LSN | None = None, known: KnownChains | None = None) -> TopicsProof:
@@ -83,6 +86,7 @@ class _Proving:
         self._schemas_held = schemas
         self._schemas = SchemaCheck(names.schema_topic(config.prefix))
         self._config, self._reader, self._upto, self._known = config, reader, upto, known
+        self._noted = NotedCheck(known.noted)
         self._topic = names.frontier_topic(config.prefix)
         self._ends: dict[Partition, int] = {}
         self._chain = FrontierChain()
@@ -110,6 +114,12 @@ class _Proving:
         self._expect_end()
         self._compare_schemas()
         last = self._last
+        self._findings += self._noted.finish(
+            above=self._above or 0,
+            end=NotedChain(last.seq if last else 0, last.lsn if last else LSN(0), ""),
+            upto=self._upto,
+            after_end="newer frontiers are missing",
+        )
         return TopicsProof(
             self._from,
             last.seq if last else 0,
@@ -121,6 +131,7 @@ class _Proving:
             tuple(self._compacted[:MOST_FINDINGS]),
             self._anchored,
             self._above,
+            self._noted.found,
         )
 
     def _frontiers(self) -> Iterator[FrontierRecord]:
@@ -148,6 +159,7 @@ class _Proving:
             ]
             self._last, self._published_ms = record, published_ms
             self._compare_chain(record)
+            self._noted.add(record)
             self._schemas.state(record.schemas, f"the frontier {record.lsn} (seq {record.seq})")
             yield record
 

@@ -22,6 +22,7 @@ from cdc.errors import CDCError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.verify.digests import CutCheck, FrontierChain
+from cdc.verify.noted import NotedChain, NotedCheck
 from cdc.verify.schemas import SchemaCheck
 from lockstep.jobs.archiving import delta_log, layout, merkle
 from lockstep.jobs.archiving.erasing import decode_erasure
@@ -31,7 +32,7 @@ from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered, last_cut
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -47,6 +48,13 @@ _NAMED: Final = 5
 _IS_ERASED_EVENT: Final = pc.field("leaf").is_valid() & pc.field("op").is_valid()
 # Cuts whose chains are kept, for the comparison with the topics.
 _CHAINS: Final = 100_000
+
+
+class Noted(NamedTuple):
+    """Chains that were noted elsewhere, and whether the log is proved too."""
+
+    chains: Sequence[NotedChain] = ()
+    has_log: bool = False
 
 
 class Proof(NamedTuple):
@@ -68,6 +76,7 @@ class Proof(NamedTuple):
     # Files with the cut after the newest, which no commit names: of a job that was killed or is
     # writing, or of a commit that is missing.
     unnamed: tuple[str, ...]
+    noted: int  # chains noted elsewhere that it has
 
 
 def prove(
@@ -76,13 +85,14 @@ def prove(
     upto: LSN | None = None,
     anchor: str | None = None,
     reported: FollowerRecord | None = None,
+    noted: Noted | None = None,
 ) -> Proof:
     """Recompute everything up to an LSN, or all; look for a frontier with the chain `anchor`.
 
-    `reported` is a report of the archive's job, from before this: all that it states must be there.
-    Raises ConfigError if there is no archive.
+    `reported` is a report of the archive's job, from before this: all that it states must be there,
+    and so must all that was noted. Raises ConfigError if there is no archive.
     """
-    proving = _Proving(config, archive, upto, anchor, reported)
+    proving = _Proving(config, archive, upto, anchor, reported, noted or Noted())
     proving.run()
     return proving.proof()
 
@@ -95,9 +105,11 @@ class _Proving:
         upto: LSN | None,
         anchor: str | None,
         reported: FollowerRecord | None,
+        noted: Noted,
     ) -> None:
         self._config, self._archive, self._upto, self._anchor = config, archive, upto, anchor
         self._reported = reported
+        self._noted, self._has_log = NotedCheck(noted.chains), noted.has_log
         self._files: list[str] = []  # that no commit names
         self._unnamed: list[str] = []
         self._findings: list[str] = []
@@ -123,7 +135,7 @@ class _Proving:
             self._undigested,
             last.seq if last else 0, str(last.lsn) if last else "0/0", last.chain if last else "",
             self._digest, tuple(self._findings), self._anchored, self._chains,
-            tuple(self._unnamed),
+            tuple(self._unnamed), self._noted.found,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -142,6 +154,14 @@ class _Proving:
             self._expect_end()
             self._expect_audited(self._erased)
         self._findings += self._schemas.finish(all_stated=False)
+        last = self._last
+        end = NotedChain(last.seq if last else 0, last.lsn if last else LSN(0), "")
+        self._findings += self._noted.finish(
+            end=end,
+            # What is after the archive's end the log has, if it can be read.
+            upto=end.lsn if self._has_log else self._upto,
+            after_end="its job is late, or its newest commits are missing",
+        )
 
     # -- Delta's log, and the files ----------------------------------------------------------------
 
@@ -224,6 +244,7 @@ class _Proving:
                 what = f"the frontier {frontier.lsn} (seq {frontier.seq}) {each.what}"
                 self._say(record, what)
             self._anchored |= frontier.chain == self._anchor
+            self._noted.add(frontier)
             self._schemas.state(frontier.schemas, f"the frontier {frontier.lsn}")
             if self._upto is None or frontier.lsn <= self._upto:
                 self._last = frontier

@@ -95,7 +95,7 @@ def _record(format_: int, folder: Path, home: Path, dsn: str, bootstrap: str) ->
             )
         }
     head = {"format": format_, "rows": rows}
-    lines = [head, *_records(bootstrap, prefix_of(format_))]
+    lines = [head, *records_of(bootstrap, prefix_of(format_))]
     file_of(format_).write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
 
 
@@ -120,7 +120,7 @@ def _wait_confirmed(database: psycopg.Connection[Any]) -> None:
         time.sleep(0.1)
 
 
-def _records(bootstrap: str, prefix: str) -> list[dict[str, Any]]:
+def records_of(bootstrap: str, prefix: str) -> list[dict[str, Any]]:
     """Return every committed record of the pipeline's topics, by topic, partition and offset."""
     consumer = Consumer(
         {
