@@ -20,7 +20,7 @@ from tests.faults.follower_injuries import (
     frozen_copy,
     two_copies,
 )
-from tests.faults.view_history import ALL, Replay
+from tests.faults.view_history import Replay
 from tests.fixtures.daemon import wait_until
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class ViewCampaign:
             "rounds": self.rounds,
             "injuries": self.kinds.total(),
             "kinds": dict(self.kinds.most_common()),
-            "views": len(ALL),
+            "views": self._world.views,
             "transactions": len(history.transactions),
             "ddl": history.altered,
             "cuts": dict(sorted(self.cuts.items())),

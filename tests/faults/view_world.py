@@ -1,6 +1,6 @@
-"""Every supported view in Delta, Redis and Postgres, with the follower's real processes.
+"""Views of every supported kind in Delta, Redis and Postgres, by the follower's real processes.
 
-Delta has all views; each other view is in Redis or in Postgres, some in both. Every frontier of
+Delta has all views; each is in Redis or in Postgres, too, and two are in both. Every frontier of
 Delta's is read; Redis and Postgres are read all the time, and every state that was seen is kept.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -172,15 +172,21 @@ class ViewWorld(Copies):
     """All parts of the campaign; `close` leaves nothing running."""
 
     def __init__(
-        self, new: NewPipeline, stack: LocalStack, copied: Database, folder: Path, seed: int
+        self,
+        new: NewPipeline,
+        stack: LocalStack,
+        copied: Database,
+        folder: Path,
+        seed: int,
+        names: Sequence[str] = _NAMES,
     ) -> None:
-        """`copied` is an empty database, which a follower writes to."""
+        """`copied` is an empty database, which a follower writes to; `names`: only these views."""
         super().__init__(folder, random.Random(f"{seed}/views"))
         url = stack.up(["redis"]).redis_url
         assert url
         lake, views = folder / "lake", folder / "views"
         # What one view names must be declared, not in the same store.
-        cached, copied_views = [*_NAMES[::2], CLOCK], [*_NAMES[1::2], *_NAMES[:4:2], CLOCK]
+        cached, copied_views = [*names[::2], CLOCK], [*names[1::2], *names[:4:2], CLOCK]
         self.line = new(
             *DDL,
             batch={"max_wait_ms": 30},
@@ -192,7 +198,7 @@ class ViewWorld(Copies):
                 "lake": {"delta": {"path": str(lake)}},
                 "answers": {
                     "mirror": "lake",
-                    "views": [*ALL],
+                    "views": [*names, CLOCK],
                     "delta": {"path": str(views)},
                 },
                 "cache": {"mirror": "lake", "views": cached, "redis": {"url": url}},
@@ -204,13 +210,14 @@ class ViewWorld(Copies):
             },
         )
         prefix = self.line.config.prefix
-        self.delta = DeltaViews(views, [*ALL])
+        self.delta = DeltaViews(views, [*names, CLOCK])
         self.redis = RedisViews(url, prefix, "cache", cached)
         self.postgres = PostgresViews(copied.dsn, copied_views)
         self.watches = [
             ViewWatcher("redis", self.redis.newest),
             ViewWatcher("postgres", self.postgres.newest),
         ]
+        self.views = len(names) + 1
         self.history = History(self.line.database)
 
     def environment(self) -> dict[str, str]:
