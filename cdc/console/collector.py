@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from cdc.config import stores
 from cdc.console.flow import Measured, point
 from cdc.console.incidents import Incidents
 from cdc.events import table_name
@@ -67,6 +68,7 @@ class Collector:
         """Start at once."""
         self.newest: Snapshot | None = None
         self.failed = ""  # why the last try gave no result: a bug, by its class
+        self._config = config
         self._feed = feed
         self._measured = Measured()
         self._incidents = Incidents()
@@ -122,6 +124,7 @@ class Collector:
             "rates": self._measured.rates(),
             "slot": self._slot(now, status),
             "incidents": self._incidents.listed(),
+            "stale": stale(self._config, status),
         }
         chart = encoded(self._measured.chart())
         changes = self._feed.tables()
@@ -173,6 +176,26 @@ def tables(status: Status) -> list[dict[str, Any]]:
         entry["incomplete"] = incomplete.get(entry["name"])
         entry["snapshot"] = snapshots.get(entry["name"])
     return [found[name] for name in sorted(found)]
+
+
+def stale(config: Config, status: Status) -> dict[str, list[str]]:
+    """Return the tables of each follower whose topics are incomplete: what its store has of them.
+
+    A follower without such tables is left out.
+    """
+    incomplete = {each.name for each in status.incomplete_topics if each.captured}
+    if not incomplete:
+        return {}
+    known = {
+        (record.schema, record.table): name
+        for record in status.schemas
+        if (name := table_name(record.schema, record.table)) in incomplete
+    }
+    found = {
+        follower: sorted(name for table, name in known.items() if stores.follows(each, *table))
+        for follower, each in config.followers.items()
+    }
+    return {follower: names for follower, names in found.items() if names}
 
 
 def _initial(status: Status, names: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:

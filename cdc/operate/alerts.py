@@ -106,6 +106,11 @@ ALERTS: Final = (
         "a webhook has given up events", "cdc webhook undelivered NAME; then send or discard",
     ),
     Alert(
+        "LockstepTopicIncomplete", "lockstep_incomplete_topics > 0", "1m", "ticket",
+        "the topic of a captured table lacks changes: stores may differ from the table at every"
+        " frontier", "cdc status names the tables; cdc snapshot TABLE --replace",
+    ),
+    Alert(
         "LockstepPromotion", "changes(lockstep_timeline[15m]) > 0", "0m", "ticket",
         "a promotion was followed", "see docs/OPERATIONS.md, Failover, for what to do afterwards",
     ),

@@ -87,6 +87,7 @@ OTHERS: Final = {
     "verdict": "1 for the level of the verdict that `cdc status` shows.",
     "verdict_causes": "Causes of a verdict that is not ok.",
     "incremental_snapshots": "Incremental snapshots that run or are paused.",
+    "incomplete_topics": "Captured tables whose topics lack changes, until read again.",
     "slot_wal_status": "1 for the slot's wal_status.",
     "source_check_age_seconds": "Time since the source was last checked.",
     "follower_state": "1 for what it is doing.",

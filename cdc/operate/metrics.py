@@ -348,6 +348,8 @@ class Metrics(Collector):
         if wal_status is not None:
             states = ((each, each == wal_status) for each in _WAL_STATUS)
             yield _gauges("slot_wal_status", OTHERS["slot_wal_status"], ["wal_status"], states)
+        incomplete = sum(each.captured for each in self.incomplete_topics)
+        yield _gauge("incomplete_topics", OTHERS["incomplete_topics"], incomplete)
         age = max(0.0, self._now() - at)
         yield _gauge("source_check_age_seconds", OTHERS["source_check_age_seconds"], age)
 

@@ -11,11 +11,14 @@ from threading import Event, Thread
 import psycopg
 import pytest
 
+from cdc.cli.main import run
 from cdc.deliver import undelivered
+from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.operate import alerts
 from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.alerting import assert_alerts, going_on, lasting, need_promtool
+from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 from tests.fixtures.receiver import Receiver
 from tests.fixtures.standby import STANDBY_SLOT, NewPair
@@ -171,6 +174,47 @@ def test_a_source_that_cannot_be_looked_at_fires_an_alert(
         over.set()
         ending.join()
     assert_alerts(tmp_path, well, unseen, fire={"LockstepSourceNotChecked"})
+
+
+def test_a_table_that_was_renamed_there_and_back_is_stale_until_it_is_read_again(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    """An alert fires, and the console names the table, also at the stores that have it."""
+    others = {**FOLLOWERS, "other": {"tables": ["public.v"], "redis": {"url": "redis://other"}}}
+    line = pipeline(_TABLE, "CREATE TABLE v (id int PRIMARY KEY)", followers=others)
+    daemon = line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (1, 1)", "INSERT INTO v VALUES (1)")
+    wait_until(lambda: daemon.metric("lockstep_source_check_age_seconds") >= 0, "not looked at")
+    well = lasting(metrics(daemon))
+    line.database.execute(
+        "ALTER TABLE t RENAME TO u", "INSERT INTO u VALUES (2, 2)", "ALTER TABLE u RENAME TO t",
+        "INSERT INTO t VALUES (3, 3)",
+    )  # fmt: skip
+    wait_until(lambda: daemon.metric("lockstep_incomplete_topics") == 1, "it is not counted")
+    stale = lasting(metrics(daemon))
+    shown = ConsoleUnderTest(
+        line.write("console.yaml", http__listen=f"127.0.0.1:{daemon.port}"), tmp_path / "log"
+    )
+    try:
+
+        def names() -> dict[str, list[str]]:
+            found = shown.get("/api/status")[1]["measured"]
+            return dict(found["stale"]) if found else {}
+
+        wait_until(lambda: names() == {"cache": ["public.t"]}, "the console does not name it")
+        tables = {each["name"]: each for each in shown.get("/api/tables")[1]["tables"]}
+        assert "the topic of public.t is incomplete" in tables["public.t"]["incomplete"]
+        assert tables["public.v"]["incomplete"] is None
+        again = ["snapshot", "public.t", "--replace", "--wait", "-c", str(line.config_file)]
+        assert run(again) == Exit.OK
+        wait_until(lambda: names() == {}, "the console still names it")
+    finally:
+        assert shown.close() == 0
+    wait_until(lambda: daemon.metric("lockstep_incomplete_topics") == 0, "it is still counted")
+    alert = {"LockstepTopicIncomplete"}
+    assert_alerts(tmp_path, well, quiet=alert)
+    assert_alerts(tmp_path, well, stale, fire=alert)
+    assert_alerts(tmp_path, well, stale, lasting(metrics(daemon)), quiet=alert)
 
 
 @pytest.mark.long("servers of its own; the rules' series are in test_metrics_files")

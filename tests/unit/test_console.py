@@ -10,15 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cdc.config import Config, Log, Source, load
 from cdc.config.followers import Follower
 from cdc.config.webhooks import Webhook
 from cdc.console import actions, commands, explain, feed, flow, serving
+from cdc.console.collector import stale
 from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
 from cdc.console.incidents import Incidents
 from cdc.console.latency import Lateness
 from cdc.errors import ConfigError
+from cdc.events import LSN
+from cdc.log.completeness import IncompleteTopic
 from cdc.log.sample import Arrivals, Sample
 from cdc.log.tail import Arrived
 from cdc.operate.findings import Level
@@ -356,6 +360,28 @@ def test_percentiles_of_parts_are_those_of_all_and_right_to_a_tenth() -> None:
     both.note(1e15)
     assert len(both) < 150
     assert Lateness().percentile(0.5) is None
+
+
+# -- tables that stores do not have as they are ----------------------------------------------------
+
+
+def test_a_follower_names_those_of_its_tables_whose_topics_are_incomplete() -> None:
+    schemas = [
+        SimpleNamespace(schema="public", table=name) for name in ("t", "users", "old", "well")
+    ]
+    incomplete = [
+        IncompleteTopic(name, "", LSN(1), "it was renamed", "", captured)
+        for name, captured in (("public.users", True), ("public.t", True), ("public.old", False))
+    ]
+    followers = {
+        "all": Follower(),
+        "some": Follower(tables=("public.u*",)),
+        "none": Follower(tables=("public.well", "other.*")),
+    }
+    config = structs.replace(_ACTS, followers=followers)
+    found = measured(Level.FAILED, schemas=schemas, incomplete_topics=incomplete)
+    assert stale(config, found) == {"all": ["public.t", "public.users"], "some": ["public.users"]}
+    assert stale(config, measured(Level.OK, schemas=schemas)) == {}
 
 
 # -- incidents -----------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ _SERIES = {
     ),
     "LockstepWebhookStalled": ("lockstep_webhook_stalled_seconds", "181+0x40", None, "59+0x40"),
     "LockstepWebhookUndelivered": ("lockstep_webhook_undelivered", "1+0x40", None, "0+0x40"),
+    "LockstepTopicIncomplete": ("lockstep_incomplete_topics", "1+0x40", None, "0+0x40"),
     "LockstepPromotion": ("lockstep_timeline", "1+0x25 2+0x15", None, "1+0x40"),
     "LockstepRefusedMessages": (
         *("lockstep_refused_messages_total", "0+0x25 5+0x15", None, "3+0x40"),

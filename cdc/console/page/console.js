@@ -95,7 +95,7 @@ function showStatus(found) {
   if (found.stale && found_verdict.level !== "failed") verdict("unknown", `nothing was measured for ${duration(found.age_seconds)}; before: ${found_verdict.sentence}`, found_verdict.causes);
   else verdict(found_verdict.level, found_verdict.sentence, found_verdict.causes);
   stores = status.followers;
-  flow(status, measured.rates);
+  flow(status, measured.rates, measured.stale);
   slot(status, measured.slot);
   showActions(status, found.actions, found.may_act, found.viewer);
   incidents(measured.incidents);
@@ -132,7 +132,14 @@ function edge(...lines) {
   return element("div", { class: "edge" }, arrow, ...lines.filter(Boolean).map((each) => element("span", {}, each)));
 }
 
-function flow(status, rates) {
+// What a store holds of these tables may differ from them at every frontier.
+const STALE_NAMED = 3;
+function staleTables(names = []) {
+  const shown = names.slice(0, STALE_NAMED).join(", ");
+  return names.length ? `stale: ${shown}${names.length > STALE_NAMED ? ` and ${number(names.length - STALE_NAMED)} more` : ""}` : "";
+}
+
+function flow(status, rates, stale) {
   const levels = new Map();
   for (const cause of status.verdict.causes) {
     const about = cause.about === "follower" ? cause.subject : cause.about;
@@ -149,7 +156,7 @@ function flow(status, rates) {
     const level = levels.get(each.name) ?? (["halted", "not_running", "new", "stopped"].includes(each.state) ? "failed" : "ok");
     lanes.append(element("div", {},
       edge(each.lag_seconds === null ? "lag unknown" : `lag ${duration(each.lag_seconds)}, ${size(each.lag_bytes)}`, each.lsn && rate(rates.followers[each.name], "events/s")),
-      node(level, each.name, `${each.store ?? ""} ${each.state.replace("_", " ")}`, each.lsn && `${each.lsn}, seq ${number(each.seq)}`, each.what)));
+      node(level, each.name, `${each.store ?? ""} ${each.state.replace("_", " ")}`, each.lsn && `${each.lsn}, seq ${number(each.seq)}`, each.what, staleTables(stale[each.name]))));
   }
   if (!stores.length) lanes.append(element("p", { class: "quiet" }, "no followers are configured"));
   parts.replaceChildren(
