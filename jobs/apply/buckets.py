@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.targets import Target
 
 # The events of a task: a repeated one loses their work, and each compares the mirror's keys.
-_TASK_BYTES: Final = 256 << 20
+TASK_BYTES: Final = 256 << 20
 # The events of a table with fewer go to one task: small files are slow to read.
 _SPREAD_BYTES: Final = 8 << 20
 # How many events are reduced at a time. Four times as many take 150 MB more, and as much CPU time.
 PIECE_EVENTS: Final = 5_000
 _MARK: Final = '"dead":{"id":'
-_PIECES: Final = "place string, path string, rows long, data binary"
-_ACTIONS: Final = "place string, action binary"
-_SEQ: Final = "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG)"
+PIECES: Final = "place string, path string, rows long, data binary"
+ACTIONS: Final = "place string, action binary"
+SEQ: Final = "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG)"
 
 
 class TableShare(NamedTuple):
@@ -59,6 +59,7 @@ class TableShare(NamedTuple):
     versions: Mapping[int, Version]
     truncated: int | None
     bytes: int
+    has_old: bool = False  # rows without a key are updated or deleted
 
 
 def write(
@@ -74,19 +75,19 @@ def write(
     """
     parallel = events.sparkSession.sparkContext.defaultParallelism
     size = sum(share.bytes for share in shares.values())
-    tasks = max(parallel, -(-size // _TASK_BYTES))
+    tasks = max(parallel, -(-size // TASK_BYTES))
     spread = [topic for topic, share in shares.items() if share.bytes >= _SPREAD_BYTES]
     of_topic = f"pmod(hash(topic), {tasks})"
     if spread:
-        chosen = ", ".join(map(_quoted, spread))
+        chosen = ", ".join(map(quoted, spread))
         of_topic = f"IF(topic IN ({chosen}), pmod(hash(key), {tasks}), {of_topic})"
-    events = events.where("key IS NOT NULL").selectExpr("topic", "key", "value", f"{_SEQ} seq")
+    events = events.where("key IS NOT NULL").selectExpr("topic", "key", "value", f"{SEQ} seq")
     for topic, share in shares.items():
         if share.truncated is not None and not share.target.is_history:
-            events = events.where(f"NOT (topic = {_quoted(topic)} AND seq < {share.truncated})")
+            events = events.where(f"NOT (topic = {quoted(topic)} AND seq < {share.truncated})")
     named = ["topic", "key", "value"]
     if letters is not None:
-        events = _with_letters(events, letters)
+        events = with_letters(events, letters)
         named.append("letter")
     targets = {share.target.place: share.target for share in shares.values()}
     sorted_ = (
@@ -95,18 +96,24 @@ def write(
         .sortWithinPartitions("topic", "key", "seq")
         .select(*named)
     )
-    found = in_arrow(sorted_, partial(_written, dict(shares), bounds), _PIECES)
+    found = in_arrow(sorted_, partial(_written, dict(shares), bounds), PIECES)
     ended = [piece for target in targets.values() for piece in files_to_end(target)]
     if ended:
-        found = found.union(events.sparkSession.createDataFrame(ended, _PIECES))
-    by_file = found.repartition(parallel, "place", "path").sortWithinPartitions("place", "path")
+        found = found.union(events.sparkSession.createDataFrame(ended, PIECES))
     by_place: dict[str, list[Action]] = {}
-    for row in in_arrow(by_file, partial(_marked, targets), _ACTIONS).collect():
+    for row in actions(found, targets).collect():
         by_place.setdefault(row.place, []).append(json.loads(bytes(row.action)))
     return {topic: by_place.get(share.target.place, []) for topic, share in shares.items()}
 
 
-def _with_letters(events: DataFrame, letters: DataFrame) -> DataFrame:
+def actions(pieces: DataFrame, targets: Mapping[str, Target]) -> DataFrame:
+    """Return the actions, by `place`, of pieces of all tasks."""
+    parallel = pieces.sparkSession.sparkContext.defaultParallelism
+    by_file = pieces.repartition(parallel, "place", "path").sortWithinPartitions("place", "path")
+    return in_arrow(by_file, partial(_marked, targets), ACTIONS)
+
+
+def with_letters(events: DataFrame, letters: DataFrame) -> DataFrame:
     """Return events with the column `letter`: the records of the dead letter that one points to."""
     by_id = letters.groupBy(expr("get_json_object(CAST(key AS STRING), '$.id') id")).agg(
         expr("sort_array(collect_list(struct(offset, key, value))) letter")
@@ -125,11 +132,18 @@ def _written(
     shares: Mapping[str, TableShare], bounds: Bounds, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write a task's keys; runs in an executor."""
+    for topic, records in by_topic(batches):
+        for piece in written(shares[topic], bounds, records):
+            yield pa.RecordBatch.from_pylist([piece._asdict()], schema(PIECES))
+
+
+def by_topic(
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[str, Iterator[tuple[bytes | None, bytes]]]]:
+    """Yield each topic of a task's events, which are sorted by it, and its complete events."""
     events = (event for batch in batches for event in zip(*batch.to_pydict().values(), strict=True))
     for topic, mine in groupby(events, itemgetter(0)):
-        records = ((key, complete(value, *letter)) for _, key, value, *letter in mine)
-        for piece in written(shares[topic], bounds, records):
-            yield pa.RecordBatch.from_pylist([piece._asdict()], _schema(_PIECES))
+        yield topic, ((key, complete(value, *letter)) for _, key, value, *letter in mine)
 
 
 def complete(value: bytes, letter: list[dict[str, Any]] | None = None) -> bytes:
@@ -168,14 +182,21 @@ def _marked(
     rows = (row for batch in batches for row in batch.to_pylist())
     found = buckets.marked(targets, (Piece(**row) for row in rows))
     for place, action in found:
-        yield pa.RecordBatch.from_pylist([{"place": place, "action": action}], _schema(_ACTIONS))
+        yield pa.RecordBatch.from_pylist([{"place": place, "action": action}], schema(ACTIONS))
 
 
-def _schema(columns: str) -> pa.Schema:
-    types: dict[str, Any] = {"string": pa.string(), "long": pa.int64(), "binary": pa.binary()}
+def schema(columns: str) -> pa.Schema:
+    """Return the Arrow schema of columns that are written as for Spark."""
+    types: dict[str, Any] = {
+        "string": pa.string(),
+        "long": pa.int64(),
+        "binary": pa.binary(),
+        "boolean": pa.bool_(),
+    }
     named = (each.split() for each in columns.split(", "))
     return pa.schema([(name, types[kind]) for name, kind in named])
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text as a literal of Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

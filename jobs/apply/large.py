@@ -9,9 +9,10 @@ Events that need more than their own partition (a table with events of several e
 or with a truncate, changed keys whose columns were not sent, dead letters, histories) are sorted by
 seq and go through the driver, in pieces.
 
-Delta mirrors are written by tasks that have some of the keys each (`jobs.apply.buckets`). Events
-that these can't reduce go through the driver: there the sink gathers them, and holds the cut's
-change of each key.
+Delta mirrors are written by tasks that have some of the keys each (`jobs.apply.buckets`), or some
+of the rows if there is no key (`jobs.apply.keyless`). Events that these can't reduce, and tables
+that the cut alters, go through the driver: there the sink gathers them, and holds the cut's change
+of each key, or of a history every change.
 """
 
 from __future__ import annotations
@@ -69,9 +70,8 @@ _ARROW_ROWS: Final = 10_000
 
 # As `cdc.events.row_key`.
 _ROW_KEY: Final = f"IF(key = X'{TRUNCATE_KEY.hex()}', NULL, key)"
-_IS_TRUNCATE: Final = (
-    "key IS NULL AND value IS NOT NULL AND get_json_object(CAST(value AS STRING), '$.op') = 't'"
-)
+_IS_TRUNCATE: Final = """key IS NULL AND value IS NOT NULL
+    AND get_json_object(IF(key IS NULL, CAST(value AS STRING), NULL), '$.op') = 't'"""
 _COUNTS: Final = (
     "count(value) events",
     "count_if(value IS NOT NULL AND key IS NULL) loose",
@@ -81,8 +81,10 @@ _COUNTS: Final = (
     """coalesce(bool_or(contains(value, '"dead":{"id":')), false) dead""",
     """coalesce(bool_or(contains(value, '"unchanged":[') AND contains(value, '"op":"c"')), false)
     moved""",
-    """max(CAST(get_json_object(IF(key IS NULL, value, NULL), '$.source.seq') AS LONG))
+    f"""max(CAST(get_json_object(IF({_IS_TRUNCATE}, value, NULL), '$.source.seq') AS LONG))
     truncated""",
+    """coalesce(bool_or(key IS NULL
+        AND get_json_object(IF(key IS NULL, value, NULL), '$.op') IN ('u', 'd')), false) old""",
     "sum(octet_length(value)) bytes",
 )
 
@@ -93,6 +95,7 @@ class Counted(NamedTuple):
     in_order: bool
     by_key: bool  # sorted by key and seq, each key can be reduced on its own
     dead: bool  # an event points to a dead letter
+    old: bool  # rows without a key are updated or deleted
     truncated: int | None  # the seq of the last truncate
     versions: tuple[Version, ...]
     bytes: int
@@ -211,11 +214,11 @@ class Large:
             or len(epochs) > 1
         )
         by_key = not any(row.moved for row in rows)
-        dead = any(row.dead for row in rows)
+        dead, old = any(row.dead for row in rows), any(row.old for row in rows)
         truncated = max((row.truncated or 0 for row in rows), default=0) or None
         versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
         size = sum(row.bytes or 0 for row in rows)
-        return Counted(in_order, by_key, dead, truncated, versions, size)
+        return Counted(in_order, by_key, dead, old, truncated, versions, size)
 
     # -- the second --------------------------------------------------------------------------------
 
@@ -226,7 +229,7 @@ class Large:
         sink = self._sink
         if not isinstance(sink, WrittenByTasks):
             return set()
-        from lockstep.jobs.apply import buckets  # noqa: PLC0415 - of the extra `spark`
+        from lockstep.jobs.apply import buckets, keyless  # noqa: PLC0415 - of the extra `spark`
 
         shares = {}
         for topic, counted in tables.items():
@@ -236,19 +239,25 @@ class Large:
                 if target is not None:
                     known = self._schemas.known(topic)
                     shares[topic] = buckets.TableShare(
-                        target, known, counted.truncated, counted.bytes
+                        target, known, counted.truncated, counted.bytes, counted.old
                     )
         if shares:
             self._limit_batches(cut, tables)
-            mine = [part for part in parts if part.topic in shares]
-            events = self._read(mine).where("value IS NOT NULL").select("topic", "key", "value")
             letters = None
             if any(tables[topic].dead for topic in shares):
                 dead = names.dead_topic(self._config.prefix)
                 letters = self._read([part for part in cut.parts if part.topic == dead])
             bounds = Bounds(cut.above, cut.seq)
-            for topic, actions in buckets.write(events, shares, bounds, letters).items():
-                sink.stage(shares[topic].target, actions)
+            for has_key, write in ((True, buckets.write), (False, keyless.write)):
+                some = {
+                    t: share for t, share in shares.items() if bool(share.target.key) == has_key
+                }
+                if not some:
+                    continue
+                mine = self._read([part for part in parts if part.topic in some])
+                events = mine.where("value IS NOT NULL").select("topic", "key", "value")
+                for topic, actions in write(events, some, bounds, letters).items():
+                    sink.stage(shares[topic].target, actions)
         return set(shares)
 
     def _truncates(

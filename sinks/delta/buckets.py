@@ -51,7 +51,7 @@ def written(target: Target, changes: Iterable[Changes]) -> Iterator[Piece]:
 
     Each key's net change; of a history every change, sorted by key and seq.
     """
-    with _parts(target) as parts:
+    with parts_of(target) as parts:
         writing: _Writing | history_buckets.Writing = (
             history_buckets.Writing(target, parts) if target.is_history else _Writing(target, parts)
         )
@@ -62,7 +62,7 @@ def written(target: Target, changes: Iterable[Changes]) -> Iterator[Piece]:
         yield Piece(target.place, "", file.rows, json.dumps(file.action).encode())
 
 
-def _parts(target: Target) -> Parts:
+def parts_of(target: Target) -> Parts:
     """Return new files of a mirror, in its form."""
     form = parquet_form.of_history(target.schema) if target.is_history else None
     return Parts(Files(target.uri, target.storage), target.schema, form)
@@ -93,7 +93,7 @@ def _marked(target: Target, file: StoredFile, pieces: list[Piece]) -> list[Actio
     positions = unpacked(b"".join(piece.data for piece in pieces))
     added: list[Action] = []
     if target.truncates:
-        with _parts(target) as parts:
+        with parts_of(target) as parts:
             positions = history_buckets.truncated(target, file, positions, parts)
         added = [each.action for each in parts.done]
     if not len(positions):

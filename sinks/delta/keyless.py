@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from lockstep.sinks.contract import Changes
     from lockstep.sinks.delta.lake import Commit
     from lockstep.sinks.delta.positions import DataFile, Positions
     from lockstep.sinks.delta.rows import Batch
@@ -71,6 +72,15 @@ def replaced(work: Work, positions: Positions) -> tuple[list[RowsOfFile], pa.Tab
     ]
     kept = [at for at in range(batch.rows.num_rows) if at not in removed]
     return hit, batch.rows.take(pa.array(kept, pa.int64()))
+
+
+def old_rows(changes: Changes) -> Changes:
+    """Return the changes with their old rows instead; an existing old row counts as deleted."""
+    old = [
+        change._replace(row=None if change.before else b"{}", unchanged=())
+        for change in changes.changes
+    ]
+    return changes._replace(changes=old)
 
 
 def _filled(work: Work) -> Batch:

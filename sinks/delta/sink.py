@@ -194,8 +194,7 @@ class DeltaSink:
         masks = {column.mask for each in versions for column in each.columns}
         if (
             not self._keeps(version)
-            or not version.key
-            or (mine.soft and not is_history)
+            or (mine.soft and version.key and not is_history)
             or (is_history and truncated is not None and not truncates)
             or mine.applier not in {"auto", "vectors"}
             # Another key, which only a truncate allows; a type that only rows show.

@@ -16,6 +16,7 @@ from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout, targets
 from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
+from lockstep.sinks.delta.keyless import old_rows
 from lockstep.sinks.delta.lake import Commit, ConflictError
 from lockstep.sinks.delta.rows import batch
 from lockstep.sinks.delta.work import Work
@@ -401,7 +402,7 @@ class Mirror:
             left = [change for change in changes.changes if change.op != "t"]
             changes = changes._replace(changes=left, truncated=None)
         if not key and any(change.before for change in changes.changes):
-            old = batch(_old(changes), schema, self._readers)
+            old = batch(old_rows(changes), schema, self._readers)
         new = batch(changes, schema, self._readers)
         return Work(
             batch=new if history else keys.newest(new, key),
@@ -449,12 +450,3 @@ class Mirror:
             if version // CHECKPOINT_EVERY > self.loaded.version() // CHECKPOINT_EVERY:
                 self.table.create_checkpoint()
         return version
-
-
-def _old(changes: Changes) -> Changes:
-    """Return the changes with their old rows instead; an existing old row counts as deleted."""
-    old = [
-        change._replace(row=None if change.before else b"{}", unchanged=())
-        for change in changes.changes
-    ]
-    return changes._replace(changes=old)

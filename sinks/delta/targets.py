@@ -164,6 +164,17 @@ class StoredRows:
             yield Hits(file.path, 0, at, pa.nulls(len(at), pa.int32()))
             first += len(valid)
 
+    def remaining(self, file: StoredFile) -> Iterator[tuple[pa.Int32Array, pa.Table]]:
+        """Yield the rows of a file that are not deleted, a few at a time, and their positions."""
+        first, names = 0, self._target.schema.names
+        with self._opened(file.path) as reader:
+            for part in reader.iter_batches(ROWS_AT_ONCE):
+                there = pc.invert(_part(file.deleted, first, part.num_rows))
+                positions = pc.indices_nonzero(there).cast(pa.int32())
+                rows = self._typed(pa.Table.from_batches([part]), names).take(positions)
+                yield pc.add(positions, pa.scalar(first, pa.int32())), rows
+                first += part.num_rows
+
     def count(self, path: str) -> int:
         """Return how many rows a file has."""
         with self._opened(path) as reader:

@@ -17,13 +17,15 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.errors import ConfigError
 from lockstep.conformance.store import CLICKS, USERS, applied, apply, change, key, row
 from lockstep.jobs.apply import buckets as executors
+from lockstep.jobs.apply import keyless
 from lockstep.jobs.cuts.reduce import Bounds
 from lockstep.jobs.reading_as_of import read_as_of
 from lockstep.sinks.contract import Change, Changes, Column
-from lockstep.sinks.delta import buckets, log
+from lockstep.sinks.delta import buckets, keyless_buckets, log
 from lockstep.sinks.delta.lake import ConflictError
 from lockstep.sinks.delta.settings import Settings
 from lockstep.sinks.delta.sink import DeltaSink
+from lockstep.sinks.delta.targets import Piece
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,9 +150,8 @@ def test_what_tasks_do_not_write_is_for_the_driver(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     sink = opened(tmp_path, **settings)
-    sink.begin(9, [USERS, CLICKS])
+    sink.begin(9, [USERS])
     assert sink.target([USERS], 9, None) is None
-    assert sink.target([CLICKS], 9, None) is None
     other = USERS._replace(schema_id=7, key=("name",))
     assert sink.target([USERS, other], 9, None) is None
 
@@ -174,6 +175,40 @@ def test_tasks_write_a_history_if_its_truncates_are_known(tmp_path: Path) -> Non
     assert ended is not None
     assert not ended.replaces
     assert sink.target([prices], 9, None) is None
+
+
+def test_of_equal_rows_without_a_key_a_delete_takes_one(tmp_path: Path) -> None:
+    """That no earlier one has taken."""
+    sink = opened(tmp_path)
+    click = orjson.dumps({"id": 1, "name": "c"})
+    apply(sink, 3, Changes((CLICKS,), [clicked(seq, click, None) for seq in (1, 2, 3)]))
+    for seq, left in ((4, 2), (5, 1), (6, 0), (7, 0)):
+        sink.begin(seq, [CLICKS])
+        target = sink.target([CLICKS], seq, None)
+        assert target is not None
+        deleted = Changes((CLICKS,), [clicked(seq, None, click)])
+        halves = keyless_buckets.halves(target, deleted, {})
+        share = executors.TableShare(target, {CLICKS.schema_id: CLICKS}, None, 0)
+        ((wanted, is_taken),) = keyless.resolved(share, halves)
+        assert is_taken
+        stored = [
+            row
+            for path in target.files
+            for rows in keyless_buckets.hashed(target, path)
+            for row in rows.to_pylist()
+            if row.pop("id") == wanted.data
+        ]
+        pieces = [Piece(**row) for row in stored[: wanted.rows]]
+        marked = buckets.marked({target.place: target}, pieces)
+        sink.stage(target, [json.loads(action) for _, action in marked])
+        sink.commit(applied(seq))
+        assert len(list(sink.contents(CLICKS))) == left
+
+
+def clicked(seq: int, new: bytes | None, old: bytes | None) -> Change:
+    """Return a change of a row without a key."""
+    op = "c" if old is None else "d"
+    return Change(None, seq, new, CLICKS.schema_id, seq, seq, before=old, op=op)
 
 
 def test_spark_reads_what_tasks_wrote(spark: SparkSession, tmp_path: Path) -> None:
