@@ -5,6 +5,9 @@ updates of random rows follow one by one, and the follower's CPU time for each i
 before the commit until the store is at its frontier and a moment after, less what the follower uses
 while nothing happens. The figure is `growth`: the mean at the largest size divided by that at the
 smallest. Documents have a process of their own, so that their mirror's work does not count.
+
+Of a history one transaction then updates every row, which executors write: `large` has the time
+until readers find its frontier, and the peak memory of another process of the follower.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ _AFTERWARDS_SECONDS: Final = 0.3
 _LOOK_SECONDS: Final = 0.05
 _TIMEOUT_SECONDS: Final = 3_600.0
 _TRANSACTION_ROWS: Final = 10_000
+_MOST_EVENTS: Final = 300_000  # as by default
 # Odd and not a multiple of five, so that each row of a round number of rows occurs once.
 _STEP: Final = 2_654_435_761
 # A document is an order with three lines.
@@ -70,6 +74,7 @@ class Growth(NamedTuple):
     create: tuple[bytes, ...]
     tables: tuple[str, ...] = (rows.TABLE,)
     documents: bool = False
+    large: bool = False  # whether one transaction changes every row in the end
 
 
 class CutCost(NamedTuple):
@@ -92,12 +97,15 @@ class GrowthRun(FollowRun):
         up: Servers,
         connection: psycopg.Connection,
         options: Options,
+        most_events: int = _MOST_EVENTS,
     ) -> None:
+        """`most_events`: how many a follower's cut gathers."""
         super().__init__(RUN, store, up, connection, options)
-        self._kind = kind
+        self._kind, self.most_events = kind, most_events
         self.lake = up.place.folder / "lake"
         self.section = store.section
         self._seq = 0
+        self.large: dict[str, Any] | None = None
 
     def costs(self, sizes: tuple[int, ...]) -> Iterator[CutCost]:
         """Yield the cost of cuts at each size, ascending."""
@@ -108,17 +116,21 @@ class GrowthRun(FollowRun):
             daemon = stack.enter_context(subject.start(place, RUN))
             if kind.documents:
                 mirror = stack.enter_context(self._following(_LAKE))
-            follower = stack.enter_context(self._following(FOLLOWER))
-            watched = [daemon, follower, *([mirror] if kind.documents else [])]
-            family, size = Family(follower.pid), 0
-            for wanted in sizes:
-                say(f"{wanted:,} {kind.each}s")
-                self._grow(size, wanted)
-                size = wanted
-                self._wait(watched, family)
-                self._cut(watched, family, size, 0)  # it reads keys that later ones find in memory
-                yield self._cost(watched, family, size)
-            self.peak_mb = max(family.peaks_mb.values())
+            with self._following(FOLLOWER) as follower:
+                watched = [daemon, follower, *([mirror] if kind.documents else [])]
+                family, size = Family(follower.pid), 0
+                for wanted in sizes:
+                    say(f"{wanted:,} {kind.each}s")
+                    self._grow(size, wanted)
+                    size = wanted
+                    self._wait(watched, family)
+                    # It reads keys that later ones find in memory.
+                    self._cut(watched, family, size, 0)
+                    yield self._cost(watched, family, size)
+                self.peak_mb = max(family.peaks_mb.values())
+            if kind.large:
+                with self._following(FOLLOWER) as follower:
+                    self.large = self._large([daemon, follower], Family(follower.pid), size)
 
     def _configure(self) -> None:
         path = config_path(self._up.place, RUN)
@@ -188,6 +200,27 @@ class GrowthRun(FollowRun):
         family.look()
         return family.cpu_seconds - used, time.monotonic() - began, seconds
 
+    def _large(self, watched: list[Program], family: Family, size: int) -> dict[str, Any]:
+        """Return the figures of one transaction that changes every row."""
+        self._connection.execute(f"UPDATE bench SET k = k + 1 WHERE id = {FIRST_ID}".encode())
+        self._seq += 1
+        self._wait(watched, family)
+        family.wait_until_quiet()
+        used = family.cpu_seconds
+        say(f"one transaction of {size:,} updates")
+        self._connection.execute(b"UPDATE bench SET k = k + 1, payload = reverse(payload)")
+        self._seq += size
+        seconds = self._wait(watched, family)
+        peaks = family.peaks_mb
+        return {
+            "rows": size,
+            "seconds": round(seconds, 2),
+            "cpu_s": round(family.cpu_seconds - used, 2),
+            "driver_rss_mb": peaks["main"],
+            "jvm_rss_mb": peaks.get("java", 0.0),
+            "worker_rss_mb": peaks.get("worker", 0.0),
+        }
+
     def _wait(self, watched: list[Program], family: Family) -> float:
         """Wait until readers find every change; return for how long."""
         began, progress = time.monotonic(), Every(10.0)
@@ -208,6 +241,7 @@ class GrowthRun(FollowRun):
         else:
             found = self._mirrored()
             more = cuts * _CHANGES if self._kind.name == HISTORY.name else 0
+            more += size + 1 if self.large else 0
         if found != size + more:
             raise BenchmarkError(
                 f"the store has {found:,} rows, not {size + more:,}", hint="no figure counts"
@@ -221,7 +255,8 @@ class GrowthRun(FollowRun):
 
 def _history(run: GrowthRun) -> dict[str, dict[str, Any]]:
     section = {**run.section["delta"], "history": [f"public.{rows.TABLE}"]}
-    return {FOLLOWER: {"delta": section}}
+    # A shorter run has a large cut, too.
+    return {FOLLOWER: {"delta": section, "max_events": run.most_events}}
 
 
 def _keyless(run: GrowthRun) -> dict[str, dict[str, Any]]:
@@ -235,7 +270,9 @@ def _documents(run: GrowthRun) -> dict[str, dict[str, Any]]:
     return {_LAKE: {"delta": {"path": str(run.lake)}}, FOLLOWER: documents}
 
 
-HISTORY: Final = Growth("follow-history", "row", _history, (rows.CREATE_TABLE.encode(),))
+HISTORY: Final = Growth(
+    "follow-history", "row", _history, (rows.CREATE_TABLE.encode(),), large=True
+)
 KEYLESS: Final = Growth(
     "follow-keyless",
     "row",
@@ -272,7 +309,8 @@ def _run(kind: Growth, options: Options) -> dict[str, Any]:
         if kind.documents:
             store = stack.enter_context(follow_redis.running(up.place.folder / "store"))
         with slots.created(connection, RUN):
-            run_ = GrowthRun(kind, store, up, connection, options)
+            most = min(_MOST_EVENTS, max(_TRANSACTION_ROWS, sizes[-1] // 2))
+            run_ = GrowthRun(kind, store, up, connection, options, most)
             costs = list(run_.costs(sizes))
             run_.check(sizes[-1], (_CUTS + 1) * len(sizes))
         growth = round(costs[-1].cpu_s / costs[0].cpu_s, 2)
@@ -290,6 +328,7 @@ def _run(kind: Growth, options: Options) -> dict[str, Any]:
                 "growth": growth,
                 "changes": _CHANGES,
                 "sizes": [cost._asdict() for cost in costs],
+                **({"large": run_.large} if run_.large else {}),
                 "servers": up.settings,
             },
         )
