@@ -46,7 +46,7 @@ _CPU_LIMIT: Final = 1.02
 _P99_LIMIT: Final = 1.05
 _START_SECONDS: Final = 60.0
 _GRACE_SECONDS: Final = 60.0
-_NICE: Final = ("nice", "-n", "10")  # as `cdc.console.child`
+NICE: Final = ("nice", "-n", "10")  # as `cdc.console.child`
 _NICEST: Final = ("nice", "-n", "19")
 
 
@@ -137,7 +137,7 @@ def _page(up: Servers, arrivals: Arrivals) -> Iterator[Program]:
     folder = up.place.folder / _RUN
     name = f"{time.monotonic_ns()}"
     config = str(config_path(up.place, _RUN))
-    command = [*_NICE, *CDC, "console", "--listen", "127.0.0.1:0", "--config", config]
+    command = [*NICE, *CDC, "console", "--listen", "127.0.0.1:0", "--config", config]
     with Program("the console", command, folder / f"console-{name}.log") as console:
         deadline = time.monotonic() + _START_SECONDS
         while (port := port_in(console.output())) is None:

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from benchmarks.servers import Servers
 
 NAMES: Final = ("archive", "compact", "rebuild", "history")
-_RUN: Final = "past"
-_EVENTS: Final = 10_000_000
-_OF_A_KEY: Final = 10
+RUN: Final = "past"
+EVENTS: Final = 10_000_000
+OF_A_KEY: Final = 10
 _SECONDS: Final = 7_200.0
 _LOOK_SECONDS: Final = 0.2
 _SAY_SECONDS: Final = 30.0
@@ -81,24 +81,24 @@ class Past:
 
     def __init__(self, up: Servers, connection: psycopg.Connection, events: int) -> None:
         self.up, self._connection = up, connection
-        self.keys = events // _OF_A_KEY
-        self.events = self.keys * _OF_A_KEY
-        self.folder = up.place.folder / _RUN
+        self.keys = events // OF_A_KEY
+        self.events = self.keys * OF_A_KEY
+        self.folder = up.place.folder / RUN
         self.archive = up.place.folder / "archive"
         self.daemon = Daemon()
         self._topics = Topics(up.bootstrap)
 
     def fill(self) -> None:
         """Write all events into the log."""
-        self.daemon.prepare(self.up.place, _RUN, (rows.TABLE,))
+        self.daemon.prepare(self.up.place, RUN, (rows.TABLE,))
         self.configure(archive=True)
         with self.running():
             say(f"filling the log with {self.events:,} events of {self.keys:,} keys")
             fill(self._connection, self.keys)
             progress = Every(_SAY_SECONDS)
-            for number in range(1, _OF_A_KEY):
+            for number in range(1, OF_A_KEY):
                 for part in range(_PARTS):
-                    progress.say(f"update {number} of {_OF_A_KEY - 1}, {part} %")
+                    progress.say(f"update {number} of {OF_A_KEY - 1}, {part} %")
                     self._connection.execute(_UPDATE.format(of=_PARTS, part=part).encode())
             self.until_in_log(self.events)
 
@@ -111,7 +111,7 @@ class Past:
 
     def configure(self, *, archive: bool, lake: str = "lake") -> None:
         """Write the configuration with or without the archive, and the follower's folder."""
-        path = config_path(self.up.place, _RUN)
+        path = config_path(self.up.place, RUN)
         config = yaml.safe_load(path.read_text())
         config["followers"] = {"mirror": {"delta": {"path": str(self.folder / lake)}}}
         config["control"] = {"secret": _SECRET}
@@ -127,7 +127,7 @@ class Past:
     @contextmanager
     def running(self) -> Iterator[Program]:
         """Run the daemon for the duration of the block."""
-        with self.daemon.start(self.up.place, _RUN) as program:
+        with self.daemon.start(self.up.place, RUN) as program:
             yield program
 
     def until_in_log(self, events: int) -> None:
@@ -140,12 +140,12 @@ class Past:
             time.sleep(_LOOK_SECONDS)
 
     def _seq(self) -> int:
-        frontiers = self._topics.read(f"{_RUN}.cdc.frontier")
+        frontiers = self._topics.read(f"{RUN}.cdc.frontier")
         return max((orjson.loads(each.value() or b"{}")["seq"] for each in frontiers), default=0)
 
     def command(self, *given: str, program: list[str] | None = None) -> Ran:
         """Run a command of ours to its end."""
-        path = str(config_path(self.up.place, _RUN))
+        path = str(config_path(self.up.place, RUN))
         command = [*(program or [*CDC, *given]), "--config", path]
         began = time.monotonic()
         with Program(
@@ -191,7 +191,7 @@ class Past:
 
     def forget(self) -> None:
         """Delete the table's events from the topics."""
-        ends = [TopicPartition(f"{_RUN}.public.{rows.TABLE}", n, -1) for n in range(PARTITIONS)]
+        ends = [TopicPartition(f"{RUN}.public.{rows.TABLE}", n, -1) for n in range(PARTITIONS)]
         admin = AdminClient({"bootstrap.servers": self.up.bootstrap})
         for done in admin.delete_records(ends).values():
             done.result(timeout=_SECONDS)
@@ -199,7 +199,7 @@ class Past:
 
     def log_bytes(self) -> int:
         """Return the size of the segments of the pipeline's topics."""
-        found = self.up.place.folder.rglob(f"{_RUN}.*/*.log")
+        found = self.up.place.folder.rglob(f"{RUN}.*/*.log")
         return sum(each.stat().st_size for each in found)
 
     def archive_bytes(self, folder: str = "") -> int:
@@ -218,8 +218,8 @@ def run(name: str, options: Options) -> dict[str, Any]:
     ):
         connection.execute(rows.CREATE_TABLE)
         backlog.publish(connection, (rows.TABLE,))
-        with slots.created(connection, _RUN):
-            past = Past(up, connection, options.rows or _EVENTS)
+        with slots.created(connection, RUN):
+            past = Past(up, connection, options.rows or EVENTS)
             past.fill()
             found = measures[name](past, options)
         ran: Ran = found.pop("ran")

@@ -114,7 +114,8 @@ def console(
 
     Read-only without --allow-actions, and a process of its own: it measures as `cdc status` does,
     in the background, reads the log as `cdc tail` does, and works while Postgres, Kafka or the
-    daemon is down. With console.listen `cdc run` serves it, too. Needs the extra `console`. See
+    daemon is down. With console.listen `cdc run` serves it, too. Without an archive it indexes the
+    topics in which keys are searched, in files of console.index_dir. Needs the extra `console`. See
     docs/CONSOLE.md; for its streams of tables, docs/PUSH.md.
     """
     from cdc.runtime import extras  # noqa: PLC0415 - not for --help

@@ -103,6 +103,7 @@ def _origins(code: Mapping[str, Declaration]) -> Iterator[tuple[FieldPath, RawVa
 
 _FILES: Final = {
     *(("source", "password_file"), ("console", "token_file"), ("console", "oidc", "keys")),
+    ("console", "index_dir"),
     ("keyring", "path"),
 }
 

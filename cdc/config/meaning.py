@@ -241,6 +241,7 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("log", "retention_hours"): _retention_hours,
     ("log", "compaction_lag_hours"): _compaction_lag_hours,
     ("http", "listen"): _listen,
+    ("console", "index"): _tables,
     ("console", "listen"): _console_listen,
     ("console", "oidc", "issuer"): oidc_issuer,
     ("console", "oidc", "keys"): oidc_keys,

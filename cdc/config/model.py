@@ -356,6 +356,25 @@ class Console(Section, frozen=True, kw_only=True):
             examples=[["cdc.example.com"]],
         ),
     ] = ()
+    index: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Tables whose keys are indexed as soon as the console runs, in the "
+            "notation of `source.tables`; others are from the first search of a key on. Each event "
+            "is read once for it, and takes 4 bytes on disk. Of no use with an archive, which is "
+            "asked instead.",
+            examples=[["public.orders"]],
+        ),
+    ] = ()
+    index_dir: Annotated[
+        str | None,
+        Meta(
+            description="Where the indexes of keys are kept, in a private directory of the "
+            "pipeline's own. A relative path starts at the configuration file's folder. Default: "
+            "`key-index` in the cache's directory, `~/.cache/lockstep`.",
+            examples=["/var/lib/lockstep/key-index"],
+        ),
+    ] = None
 
 
 class Config(Section, frozen=True, kw_only=True):

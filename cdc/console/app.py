@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cdc.console.collector import Collector
     from cdc.console.dead import DeadLetters
     from cdc.console.feed import Feed
+    from cdc.console.key_indexer import KeyIndexer
     from cdc.console.stream import Streams
     from cdc.console.tokens import Viewer
 
@@ -69,12 +70,14 @@ def build(
     feed: Feed,
     streams: Streams,
     dead: DeadLetters,
+    indexer: KeyIndexer | None,
     *,
     acts: bool,
 ) -> ASGIApp:
     """Return the application, without its guard; `acts`: whether viewers may run commands."""
     actions = Actions(config, config_path) if acts else None
-    console = _Console(config, config_path, collector, feed, dead, actions)
+    explainer = Explainer(config, config_path, indexer)
+    console = _Console(config, collector, feed, dead, explainer, actions)
     routes = [
         *(Route(path, _file(*file)) for path, file in _PAGE.items()),
         Route("/api/status", console.status),
@@ -136,16 +139,16 @@ class _Console:
     def __init__(
         self,
         config: Config,
-        config_path: Path,
         collector: Collector,
         feed: Feed,
         dead: DeadLetters,
+        explainer: Explainer,
         actions: Actions | None,
     ) -> None:
         self._config = config
         self._collector = collector
         self._feed = feed
-        self._explainer = Explainer(config, config_path)
+        self._explainer = explainer
         self._dead = dead
         self._actions = actions
         self._viewers = 0

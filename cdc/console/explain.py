@@ -1,7 +1,8 @@
 """The versions of a row: by `cdc history` where there is an archive, else from the topic's end.
 
 One runs at a time. The archive's reader needs packages that the console does not, and may use much
-memory; a process can be ended. A search of the topic has a limit of time (`key_search`).
+memory; a process can be ended. A search of the topic has a limit of time (`key_search`), and asks
+its index (`key_indexer`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.config import Config
+    from cdc.console.key_indexer import KeyIndexer
 
 # A row with more versions than this is one for the command line.
 _MOST_VERSIONS: Final = 500
 
 
 class Explainer:
-    def __init__(self, config: Config, config_path: Path) -> None:
+    def __init__(
+        self, config: Config, config_path: Path, indexer: KeyIndexer | None = None
+    ) -> None:
         self._config, self._config_path = config, config_path
+        self._indexer = indexer
         self._turn = asyncio.Semaphore(1)
 
     async def versions(self, table: str, key: str, before: str = "") -> dict[str, Any]:
@@ -35,7 +40,8 @@ class Explainer:
         """
         async with self._turn:
             if self._config.archive.path is None:
-                return await asyncio.to_thread(KeySearch(self._config, table, key, before).run)
+                search = KeySearch(self._config, table, key, before, self._indexer)
+                return await asyncio.to_thread(search.run)
             words = ("history", "--json", "--", table, key)
             found = await commands.listed(self._config_path, words)
         return {"count": len(found), "versions": found[-_MOST_VERSIONS:], "searched": None}

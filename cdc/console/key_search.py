@@ -1,9 +1,11 @@
 """A row's versions in its topic, the newest first, without an archive: searched from the end.
 
 A key is in one partition, which the daemon's partitioner names; truncates are in partition 0, which
-is read too. Both are read backwards in chunks, each from its beginning to its end, until the time
-is up. What is read is compared and dropped, so memory holds a chunk's hits and what the client
-fetches ahead. The answer names how far back it is complete, and where a further search continues.
+is searched too. Where the topic is indexed (`key_indexer`), only those blocks are read that the
+index names; elsewhere the partition is, backwards in chunks, each from its beginning to its end,
+until the time is up. What is read is compared and dropped, so memory holds the hits of a chunk and
+what the client fetches ahead. The answer names how far back it is complete, and where a further
+search continues.
 
 Columns that an event does not carry, because Postgres did not send them or the event was too large
 for its topic, are named as unknown, if no older version that was found has them.
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from cdc.console.key_index import hashed, runs_below
 from cdc.encode.partition import partition_of
 from cdc.errors import ConfigError
 from cdc.events import LSN, row_key
@@ -28,9 +31,11 @@ from cdc.log.row_keys import log_keys, one_table
 from cdc.log.row_versions import RowEvent, RowSource, iso, version_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
+    from cdc.console.key_index import PartitionIndex
+    from cdc.console.key_indexer import KeyIndexer
     from cdc.log.partitions import Partition
 
 # Of one search, from when the topic's ends are known.
@@ -73,26 +78,101 @@ class Hits:
         """Take the next event, in the partition's order."""
         self.kept.append((offset, value))
         self._bytes += len(value)
+        self._drop()
+
+    def add_older(self, older: Hits) -> None:
+        """Take the hits of the part before."""
+        self.kept.extendleft(reversed(older.kept))
+        self._bytes += older._bytes
+        self.is_full |= older.is_full
+        self._drop()
+
+    def _drop(self) -> None:
         while len(self.kept) > 1 and (len(self.kept) > MOST_HITS or self._bytes > _MOST_BYTES):
             self._bytes -= len(self.kept.popleft()[1])
             self.is_full = True
 
 
-class _Side(NamedTuple):
+class _Step(NamedTuple):
+    """What a search does next in a partition; of an empty range nothing is read."""
+
+    span: Range
+    is_indexed: bool  # the index has named it
+
+
+class _Side:
     """How far a partition was searched: from offset `start` on, whose event was at `lsn`."""
 
-    start: int
-    lsn: LSN = LSN(0)
-    ts_us: int = 0
+    def __init__(self, held: Range, steps: Iterator[_Step]) -> None:
+        self.start = held.end
+        self.lsn, self.ts_us = LSN(0), 0
+        self.is_scanned = False  # what is read next is not indexed
+        self._first = held.start
+        self._steps = steps
+        self._step: _Step | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.start <= self._first
+
+    def next(self, many: int) -> Range:
+        """Return what to read next, of what is not indexed at most so many offsets."""
+        if self._step is None:
+            self._step = next(self._steps)
+        (first, end), is_indexed = self._step
+        self.is_scanned = not is_indexed
+        return self._step.span if is_indexed else Range(max(first, end - many), end)
+
+    def advance(self, read: Range, start: int, oldest: bytes | None) -> None:
+        """Note that a range was searched from an offset in it on, and the oldest event there."""
+        assert self._step is not None
+        self.start = start
+        if oldest is not None:
+            source = _decode(oldest).source
+            self.lsn, self.ts_us = LSN.parse(source.commit_lsn), source.ts_us
+        left = Range(self._step.span.start, read.start)
+        self._step = None if left.start >= left.end else self._step._replace(span=left)
+
+
+def _steps(held: Range, index: PartitionIndex | None, hashes: frozenset[int]) -> Iterator[_Step]:
+    """Yield how a partition is searched, from its end: what the index names, and what it lacks."""
+    end = held.end  # of what is not indexed
+    for run in runs_below(held.end, held.start):
+        start = max(run, held.start)
+        found = index.find(run, hashes) if index is not None else None
+        upto = min(found.upto, end) if found is not None else start
+        if found is None or upto <= start:
+            continue
+        if upto < end:
+            yield _Step(Range(upto, end), is_indexed=False)
+        for block in reversed(found.blocks):
+            span = Range(max(block.start, start), min(block.end, upto))
+            if span.start < span.end:
+                yield _Step(span, is_indexed=True)
+        yield _Step(Range(start, start), is_indexed=True)
+        end = start
+    if held.start < end:
+        yield _Step(Range(held.start, end), is_indexed=False)
 
 
 class KeySearch:
     """One search; `run` it once. Blocks, so it runs in a thread."""
 
-    def __init__(self, config: Config, table: str, key: str, before: str = "") -> None:
-        """`before` is what an earlier answer has as `before`: the search continues there."""
+    def __init__(
+        self,
+        config: Config,
+        table: str,
+        key: str,
+        before: str = "",
+        indexer: KeyIndexer | None = None,
+    ) -> None:
+        """`before` is what an earlier answer has as `before`: the search continues there.
+
+        Without an indexer, or where it has not indexed the topic, the topic is read.
+        """
         self._config, self._table, self._key = config, table, key
         self._before = _places(before)
+        self._indexer = indexer
         self._read = 0
 
     def run(self) -> dict[str, Any]:
@@ -111,66 +191,91 @@ class KeySearch:
                 f"the log has no topic of {self._table}", hint="`cdc table list` lists the tables"
             )
         places = {(topic, partition_of(each, count)) for each in keys} | {(topic, 0)}
-        with closing(LogConsumer(config, skip_deleted=True)) as consumer:
-            held = self._held(consumer, places)
-            sides = {each: _Side(there.end) for each, there in held.items()}
-            found = self._search(consumer, keys, held, sides)
-        answer = self._answer(found, held, sides)
+        with closing(LogConsumer(config, skip_deleted=True, fetches_little=True)) as consumer:
+            answer = self.search(consumer, keys, topic, places)
         # Of events between the newest of a key, compaction leaves none.
         answer["searched"]["compacted"] = resume is not None and topic in resume[0].cleanup
+        answer["searched"]["index_error"] = self._indexer.error if self._indexer else ""
         return answer
 
-    def _held(self, consumer: LogConsumer, places: set[Partition]) -> dict[Partition, Range]:
+    def search(
+        self, consumer: LogConsumer, keys: set[bytes], topic: str, places: set[Partition]
+    ) -> dict[str, Any]:
+        """Return what partitions of a topic have of the keys, and of truncates."""
+        there = consumer.look_up(places)
+        until = time.monotonic() + SECONDS
+        indexes = self._indexes(consumer, topic, there)
+        sides = {
+            each: _Side(span, _steps(span, indexes.get(each), _hashes(keys, each)))
+            for each, span in self._held(there).items()
+        }
+        found = self._search(consumer, keys, sides, until)
+        answer = self._answer(found, sides)
+        answer["searched"]["indexed"] = self._indexed(there, indexes)
+        return answer
+
+    def _indexes(
+        self, consumer: LogConsumer, topic: str, there: Mapping[Partition, Range]
+    ) -> dict[Partition, PartitionIndex]:
+        """Return the indexes of those partitions that have one of the log as it is."""
+        index = self._indexer.asked(topic) if self._indexer is not None else None
+        return index.verified(consumer, there) if index is not None else {}
+
+    def _indexed(
+        self, there: Mapping[Partition, Range], indexes: Mapping[Partition, PartitionIndex]
+    ) -> int | None:
+        """Return how much of the partitions is indexed, in percent; None without an indexer."""
+        if self._indexer is None:
+            return None
+        has = sum(index.indexed(there[each]) for each, index in indexes.items())
+        of = sum(each.end - each.start for each in there.values())
+        return 100 * has // of if of else 100
+
+    def _held(self, there: dict[Partition, Range]) -> dict[Partition, Range]:
         """Return what is to be searched of each partition."""
-        held = consumer.look_up(places)
         if not self._before:
-            return held
+            return there
         return {
-            each: Range(there.start, max(there.start, min(there.end, self._before.get(each[1], 0))))
-            for each, there in held.items()
+            each: Range(span.start, max(span.start, min(span.end, self._before.get(each[1], 0))))
+            for each, span in there.items()
         }
 
     def _search(
         self,
         consumer: LogConsumer,
         keys: set[bytes],
-        held: Mapping[Partition, Range],
-        sides: dict[Partition, _Side],
+        sides: Mapping[Partition, _Side],
+        until: float,
     ) -> list[bytes]:
         """Return the events found, and note in `sides` how far back they are all."""
-        found = list[bytes]()
-        many, until = FIRST, time.monotonic() + SECONDS
-        while True:
-            wanted = {
-                each: Range(max(held[each].start, side.start - many), side.start)
-                for each, side in sides.items()
-                if side.start > held[each].start
-            }
-            if not wanted:
-                return found
+        hits = {each: Hits() for each in sides}
+        many = FIRST
+        while wanted := {each: side.next(many) for each, side in sides.items() if not side.is_done}:
             began, was_read = time.monotonic(), self._read
-            hits = self._chunk(consumer, keys, wanted, sides)
-            found += [value for each in hits.values() for _, value in each.kept]
-            if any(each.is_full for each in hits.values()):
-                return found
-            took = max(time.monotonic() - began, 0.001)
-            rate = max(self._read - was_read, 1) / len(wanted) / took
-            fits = int(rate * (until - time.monotonic()) / 2)
-            many = min(many * _GROWTH, _MOST, fits)
-            if many < _LEAST:
-                return found
+            scanned = sum(sides[each].is_scanned for each in wanted)
+            self._chunk(consumer, keys, wanted, sides, hits)
+            left = until - time.monotonic()
+            if scanned:
+                took = max(time.monotonic() - began, 0.001)
+                rate = max(self._read - was_read, 1) / scanned / took
+                many = min(many * _GROWTH, _MOST, int(rate * left / 2))
+            if any(each.is_full for each in hits.values()) or left <= 0 or many < _LEAST:
+                break
+        return [value for each in hits.values() for _, value in each.kept]
 
     def _chunk(
         self,
         consumer: LogConsumer,
         keys: set[bytes],
         wanted: dict[Partition, Range],
-        sides: dict[Partition, _Side],
-    ) -> dict[Partition, Hits]:
-        """Return what a range of each partition has of the row, and move its side back."""
-        hits = {each: Hits() for each in wanted}
+        sides: Mapping[Partition, _Side],
+        hits: Mapping[Partition, Hits],
+    ) -> None:
+        """Take what a range of each partition has of the row, and move its side back."""
+        found = {each: Hits() for each in wanted}
         first: dict[Partition, bytes] = {}
-        for partition, messages in consumer.pieces(wanted):
+        spans = {each: span for each, span in wanted.items() if span.start < span.end}
+        for partition, messages in consumer.pieces(spans) if spans else ():
             self._read += len(messages)
             for message in messages:
                 key, value, offset = message.key(), message.value(), message.offset()
@@ -178,23 +283,16 @@ class KeySearch:
                     continue  # a tombstone follows its delete
                 first.setdefault(partition, value)
                 if key in keys or (partition[1] == 0 and row_key(key) is None):
-                    hits[partition].add(offset, value)
+                    found[partition].add(offset, value)
         for each, span in wanted.items():
-            place = sides[each]
-            if (value := first.get(each)) is not None:
-                source = _decode(value).source
-                place = _Side(span.start, LSN.parse(source.commit_lsn), source.ts_us)
-            start = hits[each].kept[0][0] if hits[each].is_full else span.start
-            sides[each] = place._replace(start=start)
-        return hits
+            kept = hits[each]
+            kept.add_older(found[each])
+            # Of what was dropped, only a further search shows that it is there.
+            start, oldest = kept.kept[0] if kept.is_full else (span.start, first.get(each))
+            sides[each].advance(span, start, oldest)
 
-    def _answer(
-        self,
-        found: list[bytes],
-        held: Mapping[Partition, Range],
-        sides: Mapping[Partition, _Side],
-    ) -> dict[str, Any]:
-        left = {each: side for each, side in sides.items() if side.start > held[each].start}
+    def _answer(self, found: list[bytes], sides: Mapping[Partition, _Side]) -> dict[str, Any]:
+        left = {each: side for each, side in sides.items() if not side.is_done}
         back = max(left.values(), key=lambda side: side.lsn, default=None)
         listed = versions(found, is_first=not left)
         return {
@@ -211,6 +309,11 @@ class KeySearch:
                 ),
             },
         }
+
+
+def _hashes(keys: set[bytes], partition: Partition) -> frozenset[int]:
+    """Return what the index of a partition is asked for: the keys, and truncates in the first."""
+    return frozenset(map(hashed, [*keys, None] if partition[1] == 0 else keys))
 
 
 def versions(found: list[bytes], *, is_first: bool) -> list[dict[str, Any]]:

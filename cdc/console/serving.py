@@ -25,6 +25,7 @@ from cdc.console.dead import DeadLetters
 from cdc.console.feed import Feed
 from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES, Guard
 from cdc.console.issuer import Issuer, read_file
+from cdc.console.key_indexer import KeyIndexer
 from cdc.console.stream import CONNECTION, MOST_STREAMS, Streams
 from cdc.console.tokens import keys_of
 from cdc.errors import ConfigError
@@ -228,8 +229,11 @@ def serve(
     collector = Collector(config, feed)
     streams = Streams(config)
     dead = DeadLetters(config, config_path)
+    indexer = None if config.archive.path else KeyIndexer(config)
+    if indexer is not None:
+        indexer.start()
     hosts = {*LOOPBACK, host, *names}
-    app = build(config, config_path, collector, feed, streams, dead, acts=acts)
+    app = build(config, config_path, collector, feed, streams, dead, indexer, acts=acts)
     server = uvicorn.Server(
         uvicorn.Config(
             Guard(app, hosts, token, None if oidc is None else Issuer(oidc)),
@@ -257,6 +261,8 @@ def serve(
         feed.close()
         streams.close()
         dead.close()
+        if indexer is not None:
+            indexer.close()
 
 
 def _allow_files() -> None:

@@ -48,6 +48,13 @@ _SILENCE_SECONDS: Final = 30.0  # without a record, until a range's read is give
 # `consume` returns when it has this many records or the time is up, whichever is first.
 _CHUNK: Final = 4_000
 _CHUNK_SECONDS: Final = 0.01
+# Of a range of some records, an answer of 1 MB (the default), and up to 64 MB that are fetched
+# ahead, would be for nothing.
+_LITTLE: Final = {
+    "max.partition.fetch.bytes": 256 << 10,
+    "queued.min.messages": 1_000,
+    "queued.max.messages.kbytes": 1_024,
+}
 # How often a topic is looked up while the brokers alternate between knowing it and not.
 _TRIES: Final = 3
 _AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local errors are spelled so
@@ -65,10 +72,12 @@ class LogConsumer:
         skip_deleted: bool = False,
         wait_ms: int = 20,
         wait_bytes: int = 1,
+        fetches_little: bool = False,
     ) -> None:
         """Connect. A broker that has less than `wait_bytes` answers after `wait_ms`, else at once.
 
-        Each answer costs the broker a look at every partition that is read.
+        Each answer costs the broker a look at every partition that is read. With `fetches_little`
+        short ranges cost little, and memory holds little that is not read.
         """
         self._config = config
         # The offset after the newest record of each partition that is read, or after the
@@ -94,6 +103,7 @@ class LogConsumer:
                         "check.crcs": True,
                         # The default of a second stalls a reader whose queue was full for a moment.
                         "fetch.queue.backoff.ms": 5,
+                        **(_LITTLE if fetches_little else {}),
                     },
                 )
             )
@@ -191,10 +201,12 @@ class LogConsumer:
         left = {each: wanted.end for each, wanted in ranges.items() if wanted.end > wanted.start}
         self._ends = left
         self.assign({each: ranges[each].start for each in left})
+        # Of a short range no time is spent on waiting for more.
+        most = min(_CHUNK, sum(end - ranges[each].start for each, end in left.items()))
         try:
             moved_at = time.monotonic()
             while left:
-                messages = self._client.consume(_CHUNK, timeout=_CHUNK_SECONDS)
+                messages = self._client.consume(most, timeout=_CHUNK_SECONDS)
                 if messages:
                     moved_at = time.monotonic()
                 elif time.monotonic() - moved_at > _SILENCE_SECONDS:

@@ -122,11 +122,19 @@ export function reach(searched, further) {
   if (!searched) return [];
   const events = `${number(searched.events)} events of the topic were searched`;
   const lost = searched.compacted ? " Kafka compacts this topic, so older versions may be removed." : "";
-  if (searched.complete) return [element("p", { class: "quiet" }, `${events}: all that Kafka still has.${lost}`)];
+  if (searched.complete) {
+    const how = searched.indexed === 100 ? "what the index of the topic names, of all that Kafka still has" : "all that Kafka still has";
+    return [element("p", { class: "quiet" }, `${events}: ${how}.${lost}${indexing(searched)}`)];
+  }
   const back = searched.lsn ? `, back to ${searched.lsn} (${new Date(searched.at).toLocaleString()})` : "";
   const button = element("button", { type: "button", id: "further" }, "Search further back");
   button.addEventListener("click", () => { button.disabled = true; further(); });
-  return [element("p", { class: "quiet", role: "status" }, `${events}${back}: older versions are not shown.${lost}`), button];
+  return [element("p", { class: "quiet", role: "status" }, `${events}${back}: older versions are not shown.${lost}${indexing(searched)}`), button];
+}
+
+function indexing(searched) {
+  if (searched.index_error) return ` The topic can't be indexed: ${searched.index_error}.`;
+  return searched.indexed === null || searched.indexed === 100 ? "" : ` ${number(searched.indexed)} % of these partitions are indexed: a later search is faster.`;
 }
 
 export function versions(found, stores) {
