@@ -300,6 +300,20 @@ class Listable(Protocol):
 
 
 @runtime_checkable
+class KeepsFrontiers(Listable, Protocol):
+    """A sink whose store keeps the rows of a frontier while later ones are written."""
+
+    def contents_at(
+        self, version: Version, applied: Applied
+    ) -> Iterator[tuple[bytes, int, bytes]] | None:
+        """Return what `contents` yields at the frontier that `open` has returned.
+
+        None if it is at another one.
+        """
+        ...
+
+
+@runtime_checkable
 class Generations(Listable, Sink, Protocol):
     """A sink whose store can hold several generations, of which readers see one.
 

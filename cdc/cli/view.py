@@ -198,11 +198,15 @@ def run(config: Config, until: str | None, *, once: bool, as_json: bool) -> None
 def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
     """Compare views (default: all) with what Postgres itself answers.
 
-    For each follower that holds the view: once it has applied all that is committed now, and if
-    the answer does not change meanwhile. Of a shape in Redis, the columns that it has of a row, and
-    whether readers see it; rows that expire are not compared. Exits with 1 if rows differ.
+    For each follower that holds the view, once it has applied all that is committed now. If the
+    answer changes during each of five comparisons, the view is computed again from the complete
+    mirrors, as they were at a frontier that the store is at. Of a shape in Redis, the columns that
+    it has of a row, and whether readers see it; rows that expire are not compared. Exits with 1 if
+    rows differ.
+
     Postgres can't answer a view in Python, one that names such a view, or one of masked columns:
-    these are computed again from the complete mirrors.
+    these are computed from the mirrors, too. With --json, `compared_with` is `postgres` or
+    `mirrors`.
     """
     given = [*names, "--timeout", str(timeout), *(["--json"] * as_json)]
     from cdc.config.views import PythonView  # noqa: PLC0415 - not for --help

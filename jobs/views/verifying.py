@@ -7,14 +7,20 @@ values: such a view is compared with what the complete mirrors make.
 
 from __future__ import annotations
 
+import json
+import random
+import time
 from collections import Counter
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cdc.errors import UnavailableError
 from cdc.source.answers import Differing, Question
-from lockstep.sinks.contract import Change
+from lockstep.jobs.views.types import FLOATS, INTEGERS
+from lockstep.sinks.contract import Change, KeepsFrontiers
 from lockstep.sinks.delta.lake import quoted
 from lockstep.sinks.shapes import Shaper
 
@@ -22,15 +28,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cdc.config import Config
+    from cdc.events import LSN
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.types import Type
-    from lockstep.sinks.contract import Listable
+    from lockstep.sinks.contract import Applied, Generations, Listable, StoreState
     from lockstep.sinks.shapes import Shape
 
 _DAY: Final = date(1970, 1, 1)
 _TIME: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without time zone
 _MILLISECONDS: Final = 3
 _PART_BYTES: Final = 4 << 20  # of rows that Postgres reads at a time
+_PAUSE_SECONDS: Final = (0.05, 0.5)
+_NUMBERS: Final = {*INTEGERS, *FLOATS, "numeric"}
 _FLOATING: Final = {"double precision", "real", "numeric"}
 
 
@@ -67,6 +76,49 @@ class StoredView:
         """Yield the stored rows that readers see, as JSON objects."""
         return (row for _, _, row in sink.contents(self.view.version) if row)
 
+    def rows_at_frontier(
+        self, sink: Generations, seconds: float, lsn: LSN
+    ) -> tuple[Applied, list[bytes]]:
+        """Return a frontier that is not below an LSN, and the stored rows that readers see at it.
+
+        Of a store that keeps no frontiers they are read between two equal ones. Raises
+        UnavailableError if the store does not reach the LSN, or is at no frontier for as long as a
+        reading takes.
+        """
+        deadline, is_there = time.monotonic() + seconds, False
+        while True:
+            state = sink.open()
+            if state is not None and state.applied.lsn >= lsn:
+                is_there = True
+                if (found := self._read_at(sink, state)) is not None:
+                    return state.applied, found
+            if time.monotonic() > deadline:
+                raise self._not_read(is_there=is_there, lsn=lsn)
+            # So that the readings do not keep in step with the cuts.
+            time.sleep(random.uniform(*_PAUSE_SECONDS))  # noqa: S311 - jitter, not a secret
+
+    def _read_at(self, sink: Generations, state: StoreState) -> list[bytes] | None:
+        """Return the rows at the frontier of an opened store; None if it is at another one."""
+        if isinstance(sink, KeepsFrontiers):
+            kept = sink.contents_at(self.view.version, state.applied)
+            return None if kept is None else [row for _, _, row in kept if row]
+        if state.reached > state.applied.seq:
+            return None  # a cut is being written
+        found = list(self.rows(sink))
+        return found if sink.open() == state else None
+
+    def _not_read(self, *, is_there: bool, lsn: LSN) -> UnavailableError:
+        if not is_there:
+            return UnavailableError(
+                f"the follower of view {self.view.name} has not applied {lsn} in time",
+                hint="its job must run, and that of its mirror: `cdc follow`; or give --timeout",
+            )
+        return UnavailableError(
+            f"view {self.view.name} was written to during each reading of its store",
+            hint="give its follower longer `every_seconds` than a reading takes, or --timeout; a"
+            " follower in Delta keeps the rows of a frontier",
+        )
+
     def as_text(self, rows: Iterable[bytes]) -> Iterator[bytes]:
         """Yield rows as JSON arrays that Postgres reads, some rows at a time."""
         kinds = {name: self.view.columns[name] for name in self._columns}
@@ -81,6 +133,15 @@ class StoredView:
                 part, size = [], 0
         yield b"[%b]" % b",".join(part)
 
+    def differing(self, wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
+        """Return how many rows only the mirrors make, and how many only the store has."""
+        one, other = (Counter(map(self._row_alike, rows)) for rows in (wanted, stored))
+        return Differing((one - other).total(), (other - one).total())
+
+    def _row_alike(self, row: bytes) -> tuple[Any, ...]:
+        values, kinds = msgspec.json.decode(row), self.view.columns
+        return tuple(_alike(values.get(name), kinds[name]) for name in self._columns)
+
     def shown(self, rows: Iterable[bytes]) -> Iterator[bytes]:
         """Yield rows of the view as the store should show them."""
         if self._shaper is None:
@@ -94,13 +155,32 @@ class StoredView:
                 yield self._shaper.row(shaped.value, shaped.kept)
 
 
-def differing(wanted: Iterable[bytes], stored: Iterable[bytes]) -> Differing:
-    """Return how many rows only the mirrors make, and how many only the store has."""
-    one, other = (
-        Counter(msgspec.json.encode(msgspec.json.decode(row), order="sorted") for row in rows)
-        for rows in (wanted, stored)
-    )
-    return Differing((one - other).total(), (other - one).total())
+def _alike(value: Any, kind: Type) -> Any:  # noqa: ANN401, PLR0911 - of any type, a case each
+    """Return a value so that equal ones are alike, whatever JSON a store has for them."""
+    value = _text(value, kind)
+    if value is None:
+        return None
+    try:
+        if kind.name == "bool":
+            return str(value).lower() in {"true", "t", "1"}
+        if kind.name in _NUMBERS:
+            return _plain(Decimal(str(value)))
+        if kind.name == "timestamptz":
+            return str(datetime.fromisoformat(value).astimezone(UTC))
+        if kind.name in {"timestamp", "date"}:
+            return str(datetime.fromisoformat(value))
+        if kind.name in {"json", "jsonb"} and isinstance(value, str):
+            return json.dumps(json.loads(value, parse_float=Decimal), sort_keys=True, default=str)
+    except (ValueError, TypeError, ArithmeticError):
+        pass  # as it is: infinity, NaN
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _plain(number: Decimal) -> str:
+    """Return a number's digits, all of them, without zeros at the end."""
+    text = format(number, "f")
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
 
 
 def _text(value: Any, kind: Type) -> Any:  # noqa: ANN401 - of any type

@@ -351,7 +351,20 @@ class DeltaSink:
         past = self._past and self._past.versions.get(place)
         if self._past is not None and past is None:
             return
-        table = lake.opened(f"{self._root}/{place}", self._settings.storage, past)
+        yield from self._rows_of(version, past)
+
+    def contents_at(
+        self, version: Version, applied: Applied
+    ) -> Iterator[tuple[bytes, int, bytes]] | None:
+        row = self._past or self.frontiers.newest
+        if row is None or row.applied != applied:
+            return None
+        past = row.versions.get(self._place(version))
+        return iter(()) if past is None else self._rows_of(version, past)
+
+    def _rows_of(self, version: Version, past: int | None) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield the rows of a mirror's version; None: the newest."""
+        table = lake.opened(f"{self._root}/{self._place(version)}", self._settings.storage, past)
         for part in lake.streamed(table) if table else ():
             there = _without_deleted(part)
             seqs = there[layout.SEQ].to_pylist()

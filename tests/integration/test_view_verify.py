@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,6 +92,42 @@ def test_a_view_in_any_store_is_compared_with_postgres(
         | dict.fromkeys(("rows", "scores", "names", "texts"), (1, 0))
         | {"hashes": (1, 1), "copy": (4, 4), "search": (2, 0)},
     )
+
+
+def test_a_view_that_never_stays_the_same_is_compared_with_its_mirrors_at_a_frontier(
+    pipeline: NewPipeline, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    """One row of it changes all the time, and a store has another row that is wrong."""
+    stores: dict[str, dict[str, Any]] = {
+        "answers": {"delta": {"path": str(tmp_path / "views")}},
+        "copy": {"sql": {"url": f"sqlite:///{tmp_path}/copy.db"}},
+        "cache": {"redis": {"url": redis_url, "prefix": "never"}},
+    }
+    of_views = {"mirror": "lake", "views": ["known"]}
+    followers: dict[str, object] = {name: {**each, **of_views} for name, each in stores.items()}
+    followers["lake"] = {"delta": {"path": str(tmp_path / "lake")}}
+    line = pipeline(_TABLE, views={"known": _VIEW}, followers=followers)
+    line.database.execute(*_ROWS)
+    line.start().wait_ready()
+    kept, written = Followed(line, spark), threading.Event()
+    kept.follow("lake", *stores)
+
+    def write() -> None:
+        with line.database.connect() as connection:
+            while not written.wait(0.02):
+                connection.execute("UPDATE people SET score = score + 1 WHERE id = 1")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        with kept.following("lake", *stores):
+            SqliteStore(tmp_path / "copy.db").query("UPDATE known SET name = 'x' WHERE id = 4")
+            code, found, errors = _verified(line.config_file)
+    finally:
+        written.set()
+        writing.join()
+    wanted = dict.fromkeys(stores, (0, 0)) | {"copy": (1, 1)}
+    assert (code, found) == (Exit.FAILED, wanted), errors
 
 
 def _verified(config: Path) -> tuple[int, dict[str, tuple[int, int]], str]:
