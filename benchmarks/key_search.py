@@ -2,8 +2,8 @@
 
 The log is that of `archive`: inserts of `--rows` / 10 rows and nine updates of each, in one topic.
 `cdc console` runs without the daemon, and a first search makes it index the topic. Then random keys
-are searched as a page does, one after another; each answer must have all ten versions, and be
-complete. The figure is the 95th percentile of their times.
+are searched as a page does, one after another, until all ten versions of each are found. The figure
+is the 95th percentile of the times that this took.
 
 - `build_s`: from the first search until everything is indexed; `cpu_s_per_million` is the console's
   CPU in this time, by events.
@@ -92,13 +92,19 @@ def _measured(past: Past) -> dict[str, Any]:
         for _ in range(_SEARCHES):
             key = FIRST_ID + chosen.randrange(past.keys)
             answer, took = _search(client, key)
-            if len(answer["versions"]) != OF_A_KEY or not answer["searched"]["complete"]:
+            versions, events = len(answer["versions"]), answer["searched"]["events"]
+            # On a busy machine one answer may not reach the beginning: the rest counts as well.
+            while not answer["searched"]["complete"]:
+                answer, more = _search(client, key, answer["searched"]["before"])
+                versions, took = versions + len(answer["versions"]), took + more
+                events += answer["searched"]["events"]
+            if versions != OF_A_KEY:
                 raise BenchmarkError(
-                    f"of key {key} {len(answer['versions'])} versions were found",
+                    f"of key {key} {versions} versions were found",
                     hint=f"{OF_A_KEY} are in the log; the search reports {answer['searched']}",
                 )
             times.append(took)
-            read.append(answer["searched"]["events"])
+            read.append(events)
         peak_mb = measure.peak_rss_mb(program.pid)
     began = time.monotonic()
     with _console(past, "again") as (program, client):
@@ -137,10 +143,10 @@ def _console(past: Past, name: str) -> Iterator[tuple[Program, ConsoleClient]]:
         yield program, ConsoleClient(port)
 
 
-def _search(client: ConsoleClient, key: int) -> tuple[dict[str, Any], float]:
+def _search(client: ConsoleClient, key: int, before: str = "") -> tuple[dict[str, Any], float]:
     """Return an answer, and after how many seconds it was there."""
     began = time.monotonic()
-    _, answer = client.get(f"/api/explain?table=public.{rows.TABLE}&key={key}")
+    _, answer = client.get(f"/api/explain?table=public.{rows.TABLE}&key={key}&before={before}")
     took = time.monotonic() - began
     if answer["versions"] is None:
         raise BenchmarkError("the console refuses a search", hint=answer["error"])
