@@ -283,10 +283,12 @@ def test_what_a_killed_job_has_written_is_replaced_where_a_view_has_no_answer(
     changed.pipeline.database.execute(ROWS, "UPDATE products SET price = 0 WHERE id = 3")
     changed.follow("lake")
     for name in STORES:
-        files = {"log": tmp_path / "follow.log", "scratch": tmp_path / "scratch"}
-        command = ("follow", "--followers", name)
         job = CommandSession(
-            changed.pipeline.config_file, *command, **files, failpoint=f"{VIEW_NAMES[0]}:1"
+            changed.pipeline.config_file,
+            *("follow", "--followers", name),
+            log=tmp_path / "follow.log",
+            scratch=tmp_path / "scratch",
+            failpoint=f"{VIEW_NAMES[0]}:1",
         )
         assert job.process.wait(_SECONDS) == -signal.SIGKILL, job.log
         job.kill()
