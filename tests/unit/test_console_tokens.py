@@ -188,7 +188,7 @@ def test_keys_that_a_token_brings_or_names_are_not_used() -> None:
     ):
         assert "signature" in refusal(signed(_OTHER, headers=headers))
     for critical in (["exp"], ["b64"], []):
-        refusal(signed_as({"alg": "RS256", "kid": "k", "crit": critical}, claims_of()))
+        refusal(signed_as({"alg": "RS256", "kid": "k", "crit": critical, "b64": True}, claims_of()))
 
 
 @pytest.mark.parametrize(
