@@ -49,13 +49,13 @@ log = logging.getLogger("cdc.console.key_indexer")
 # A file of another number is built again.
 _FORMAT: Final = 1
 # The share of the time in which the thread reads: more while somebody may wait for the index.
-_SHARE: Final = 0.2
-_AWAITED_SHARE: Final = 0.5
+SHARE: Final = 0.2
+AWAITED_SHARE: Final = 0.5
 _AWAITED_SECONDS: Final = 120.0
 # How often an indexed topic's end is looked at: what came after that is read by a search.
-_FOLLOW_SECONDS: Final = 2.0
+FOLLOW_SECONDS: Final = 2.0
 _UNASKED_SECONDS: Final = 30.0
-_FAILED_SECONDS: Final = 10.0
+FAILED_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 60.0  # how soon the topic of a newly captured table is noticed
 _KEPT_SECONDS: Final = 7 * 86_400.0
 # Of one console: those that the configuration names, and the ones that were searched last.
@@ -148,10 +148,10 @@ class KeyIndexer:
         self._patterns = [parse_table_pattern(each) for each in config.console.index]
         self._configured: list[str] = []
         self._look_at = 0.0
-        self._folder: Path | None = None
+        self.folder: Path | None = None
         self._locked = -1
-        self._is_temporary = False
-        self._indexes: dict[str, TopicIndex] = {}
+        self.is_temporary = False
+        self.indexes: dict[str, TopicIndex] = {}
         self._asked_at: dict[str, float] = {}  # by topic, as time.time()
         self._noted: dict[str, float] = {}  # what of it is in files
         self._lock = threading.Lock()
@@ -168,8 +168,8 @@ class KeyIndexer:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_SECONDS)
-        if self._is_temporary and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.is_temporary and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
         if self._locked >= 0:
             os.close(self._locked)
             self._locked = -1
@@ -181,7 +181,7 @@ class KeyIndexer:
         """
         with self._lock:
             self._asked_at[topic] = time.time()
-            found = self._indexes.get(topic)
+            found = self.indexes.get(topic)
         if found is None:
             self._wake.set()
             return None
@@ -199,9 +199,9 @@ class KeyIndexer:
         latest = sorted(asked, key=lambda topic: asked[topic], reverse=True)
         recent = [each for each in latest if time.time() - asked[each] < _KEPT_SECONDS]
         chosen = list(dict.fromkeys([*self._configured, *recent]))[:MOST_TOPICS]
-        for topic in (asked.keys() | self._indexes.keys()) - set(chosen):
+        for topic in (asked.keys() | self.indexes.keys()) - set(chosen):
             with self._lock:
-                self._indexes.pop(topic, None)
+                self.indexes.pop(topic, None)
                 if self._asked_at.get(topic) == asked.get(topic):
                     self._asked_at.pop(topic, None)
             shutil.rmtree(self._in_folder(topic), ignore_errors=True)
@@ -237,7 +237,7 @@ class KeyIndexer:
         return topics.admin(self._config)
 
     @cached_property
-    def _identity(self) -> dict[str, str]:
+    def identity(self) -> dict[str, str]:
         cluster = inspection.cluster(self._admin).cluster_id
         return {"pipeline": self._config.pipeline, "cluster": cluster}
 
@@ -248,9 +248,9 @@ class KeyIndexer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._over.is_set():
             try:
-                if self._folder is None and self._is_wanted():
+                if self.folder is None and self._is_wanted():
                     self._open_folder()
-                if self._folder is not None and self._chosen():
+                if self.folder is not None and self._chosen():
                     self._build()
                 else:
                     self._wake.wait()
@@ -259,11 +259,11 @@ class KeyIndexer:
                 # A search reads the log instead, and says how much of it is indexed.
                 self.error = error.what if isinstance(error, CDCError) else str(error)
                 log.warning("cannot index the log", extra={"fields": {"error": self.error}})
-                self._over.wait(_FAILED_SECONDS)
+                self._over.wait(FAILED_SECONDS)
             except Exception as error:
                 self.error = f"a bug: {type(error).__name__}"
                 log.exception("cannot index the log")
-                self._over.wait(_FAILED_SECONDS)
+                self._over.wait(FAILED_SECONDS)
 
     def _build(self) -> None:
         """Index the chosen topics as long as there are some."""
@@ -279,11 +279,11 @@ class KeyIndexer:
                         return
                 self.error = ""
                 if not was_busy:
-                    self._wake.wait(_FOLLOW_SECONDS if self._is_awaited() else _UNASKED_SECONDS)
+                    self._wake.wait(FOLLOW_SECONDS if self._is_awaited() else _UNASKED_SECONDS)
                     self._wake.clear()
 
     def _share(self) -> float:
-        return _AWAITED_SHARE if self._is_awaited() else _SHARE
+        return AWAITED_SHARE if self._is_awaited() else SHARE
 
     def _is_awaited(self) -> bool:
         with self._lock:
@@ -295,21 +295,21 @@ class KeyIndexer:
         present = topics.describe(self._admin, [topic]).get(topic)
         if present is None:
             with self._lock:
-                self._indexes.pop(topic, None)
+                self.indexes.pop(topic, None)
             return False
-        index = self._indexes.get(topic)
+        index = self.indexes.get(topic)
         try:
             if index is None or index.topic_id != present.topic_id:
                 folder = self._in_folder(topic)
-                index = TopicIndex(folder, topic, present, self._identity)
+                index = TopicIndex(folder, topic, present, self.identity)
                 with self._lock:
-                    self._indexes[topic] = index
+                    self.indexes[topic] = index
             self._note(topic)
             return index.advance(consumer)
         except OSError:
             # Another try opens the files again.
             with self._lock:
-                self._indexes.pop(topic, None)
+                self.indexes.pop(topic, None)
             raise
 
     # --- the folder ---
@@ -339,10 +339,10 @@ class KeyIndexer:
                 "the indexes of keys are not kept",
                 extra={"fields": {"why": why, "in": str(folder)}},
             )
-            self._is_temporary = True
-            self._folder = Path(tempfile.mkdtemp(prefix="lockstep-key-index-"))
+            self.is_temporary = True
+            self.folder = Path(tempfile.mkdtemp(prefix="lockstep-key-index-"))
             return
-        self._locked, self._folder = held, folder
+        self._locked, self.folder = held, folder
         for each in folder.iterdir():
             if each.is_dir():
                 with suppress(FileNotFoundError):
@@ -351,8 +351,8 @@ class KeyIndexer:
                         self._asked_at.setdefault(each.name, asked_at)
 
     def _in_folder(self, topic: str) -> Path:
-        assert self._folder is not None
-        return self._folder / topic
+        assert self.folder is not None
+        return self.folder / topic
 
     def _note(self, topic: str) -> None:
         """Write down when a topic was searched, for a later console."""

@@ -123,8 +123,8 @@ def test_a_search_of_what_is_not_indexed_yet_says_how_far_it_is(
     written: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_search, "SECONDS", 0.0)  # one chunk each
-    monkeypatch.setattr(key_indexer, "_AWAITED_SHARE", 0.01)
-    monkeypatch.setattr(key_indexer, "_SHARE", 0.01)
+    monkeypatch.setattr(key_indexer, "AWAITED_SHARE", 0.01)
+    monkeypatch.setattr(key_indexer, "SHARE", 0.01)
     with indexing(written.config) as indexer:
         first = search(written, indexer)
         assert not first["searched"]["complete"]
@@ -182,7 +182,7 @@ def test_records_that_were_deleted_are_not_found_and_leave_the_index(
     number = partition_of(b'{"id":7}', config.log.partitions)
     with indexing(config) as indexer:
         complete(written, indexer)
-        index = indexer._indexes[topic].partitions[topic, number]
+        index = indexer.indexes[topic].partitions[topic, number]
         was = index.bytes_on_disk
         ends = {(topic, each): -1 for each in range(config.log.partitions)}
         topics.delete_records(topics.admin(config), ends)
@@ -195,14 +195,14 @@ def test_records_that_were_deleted_are_not_found_and_leave_the_index(
         assert index.bytes_on_disk <= was
 
 
-def test_indexing_takes_a_share_of_the_time_and_little_memory(
+def test_indexing_takes_a_share_of_the_time(
     written: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_indexer, "_AWAITED_SHARE", 0.1)
-    monkeypatch.setattr(key_indexer, "_SHARE", 0.1)
+    monkeypatch.setattr(key_indexer, "AWAITED_SHARE", 0.1)
+    monkeypatch.setattr(key_indexer, "SHARE", 0.1)
     with indexing(written.config) as indexer:
         search(written, indexer)
-        wait_until(lambda: indexer._indexes, "it does not begin", 30)
+        wait_until(lambda: indexer.indexes, "it does not begin", 30)
         began, cpu = time.monotonic(), time.process_time()
         time.sleep(3.0)
         assert (time.process_time() - cpu) / (time.monotonic() - began) < 0.35

@@ -279,11 +279,11 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     monkeypatch.setattr(topics, "describe", found.describe)
     monkeypatch.setattr(topics, "existing", found.existing)
     monkeypatch.setattr(topics, "admin", lambda _: None)
-    monkeypatch.setattr(key_indexer.KeyIndexer, "_identity", {"pipeline": "shop"})
+    monkeypatch.setattr(key_indexer.KeyIndexer, "identity", {"pipeline": "shop"})
     monkeypatch.setattr(key_indexer.TopicIndex, "advance", advance)
     monkeypatch.setattr(key_indexer, "LogConsumer", Connection)
-    monkeypatch.setattr(key_indexer, "_FAILED_SECONDS", 0.01)
-    monkeypatch.setattr(key_indexer, "_FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(key_indexer, "FAILED_SECONDS", 0.01)
+    monkeypatch.setattr(key_indexer, "FOLLOW_SECONDS", 0.01)
     return found
 
 
@@ -365,12 +365,12 @@ def test_a_second_console_does_not_use_the_files_of_the_first(
         until(lambda: first.asked("shop.public.a"))
         with closing(running(config(tmp_path))) as second:
             until(lambda: second.asked("shop.public.a"))
-            own = second._folder
+            own = second.folder
             assert own is not None
             assert own != tmp_path / "index" / "shop"
         assert not own.exists()
     with closing(running(config(tmp_path))) as later:
-        until(lambda: later._folder == tmp_path / "index" / "shop")
+        until(lambda: later.folder == tmp_path / "index" / "shop")
 
 
 def test_where_no_file_can_be_written_the_index_is_of_this_console(
@@ -379,7 +379,7 @@ def test_where_no_file_can_be_written_the_index_is_of_this_console(
     (tmp_path / "index").write_text("not a folder")
     with closing(running(config(tmp_path))) as indexer:
         until(lambda: indexer.asked("shop.public.a"))
-        assert indexer._is_temporary
+        assert indexer.is_temporary
 
 
 def test_brokers_that_are_away_are_asked_again(tmp_path: Path, brokers: Brokers) -> None:
