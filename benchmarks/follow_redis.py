@@ -21,7 +21,7 @@ from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN, Workload, sink_alone
 from cdc.playground.servers.stack import LocalStack
 from lockstep.sinks.contract import Change, Column, Version
-from lockstep.sinks.redis.sink import RedisSink, Settings
+from lockstep.sinks.redis.sink import RedisSettings, RedisSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,7 @@ class RedisStore:
         return keys / seconds
 
     def _sink_alone(self, keys: int) -> dict[str, float]:
-        sink = RedisSink(Settings(self.url, "alone", "alone"))
+        sink = RedisSink(RedisSettings(self.url, "alone", "alone"))
         changes = [
             Change(b'{"id":%d}' % number, number, _ROW % number, 1, number, 0)
             for number in range(1, keys + 1)

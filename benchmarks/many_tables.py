@@ -22,7 +22,7 @@ from benchmarks.progress import Every, say
 from cdc.config import load
 from cdc.log import reader, topics
 from cdc.log.consumer import LogConsumer
-from cdc.log.offsets import Question
+from cdc.log.offsets import OffsetsQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,7 +184,7 @@ class _Seen:
 
     def _all_stable(self) -> bool:
         """Whether the last stable offset of every partition has reached its end."""
-        observed = Question(self._admin, self.identity.partitions).answer()
+        observed = OffsetsQuestion(self._admin, self.identity.partitions).answer()
         return not observed.unanswered and all(
             span.stable == span.end for span in observed.spans.values()
         )

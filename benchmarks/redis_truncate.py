@@ -17,7 +17,7 @@ from benchmarks.follow_redis import running
 from benchmarks.progress import Every, say
 from cdc.events import LSN
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Version
-from lockstep.sinks.redis.sink import RedisSink, Settings
+from lockstep.sinks.redis.sink import RedisSettings, RedisSink
 
 if TYPE_CHECKING:
     from benchmarks.options import Options
@@ -36,7 +36,7 @@ def run(options: Options) -> dict[str, Any]:
     """Run the workload and return its result."""
     keys = options.rows or _KEYS
     with servers.folder_of(NAME, keep=options.keep) as folder, running(folder / "store") as store:
-        sink = RedisSink(Settings(store.url, "truncates", "truncates"))
+        sink = RedisSink(RedisSettings(store.url, "truncates", "truncates"))
         sink.open()
         seq = _fill(sink, keys)
         memory = store.memory_bytes()

@@ -19,7 +19,7 @@ from cdc.events import LSN
 from cdc.operate.followers import ARCHIVE
 from lockstep.jobs.apply import app
 from lockstep.jobs.apply.reporting import Lines, ProgressPrinter
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving.running import Archiving, opened, with_remedy
 from lockstep.jobs.follow import STOPPING, Stopping, newest_lsn
 from lockstep.jobs.following_stores import run_all
@@ -62,7 +62,7 @@ def main(config: Config, until: LSN | None, *, once: bool, as_json: bool) -> Exi
     def spark() -> SparkSession:
         return session_of(f"lockstep archive of {config.pipeline}", config, ())
 
-    run = Run(config, ARCHIVE, "delta", Archiving(config, spark, until), remedy=with_remedy)
+    run = FollowerRun(config, ARCHIVE, "delta", Archiving(config, spark, until), remedy=with_remedy)
     stopping.is_starting = False
     printer = ProgressPrinter([run], lines)
     run_all([run], stopping.requested, lambda: lines.say(STOPPING))

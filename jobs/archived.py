@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.verify.noted import NotedChain
     from cdc.verify.topics import TopicsProof
-    from lockstep.jobs.archiving.proving import Proof
+    from lockstep.jobs.archiving.proving import ArchiveProof
     from lockstep.jobs.compacting.proving import BasesProof
 
 
@@ -170,7 +170,7 @@ def digests(config: Config, into: str, every: float, *, follow: bool, as_json: b
 
 
 def _proofs(
-    live: TopicsProof | None, kept: Proof | None, bases: BasesProof | None
+    live: TopicsProof | None, kept: ArchiveProof | None, bases: BasesProof | None
 ) -> dict[str, Any]:
     left_out = {"findings", "chains"}
     return {
@@ -183,7 +183,7 @@ def _proofs(
 def _print_proof(
     findings: list[str],
     live: TopicsProof | None,
-    kept: Proof | None,
+    kept: ArchiveProof | None,
     bases: BasesProof | None,
 ) -> None:
     for each in findings:
@@ -298,9 +298,9 @@ def replay(
 ) -> None:
     """Publish a range of the past to a topic; see `cdc replay`."""
     from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - not for --help
-    from lockstep.jobs.replaying import Replay  # noqa: PLC0415 - as above
+    from lockstep.jobs.replaying import RangeReplay  # noqa: PLC0415 - as above
 
-    found = Replay(config, into, parse(first), parse(last), tables).run()
+    found = RangeReplay(config, into, parse(first), parse(last), tables).run()
     if as_json:
         print_json(found._asdict())
         return

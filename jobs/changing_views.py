@@ -18,12 +18,12 @@ from cdc.events import LSN
 from cdc.log import follower_reports
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following_views import ViewDropping, ViewsFollowing
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.documents.mirror_cuts import LogVersions
 from lockstep.jobs.following_stores import run_all
 from lockstep.jobs.spark.session import with_jars
 from lockstep.jobs.views import definitions
-from lockstep.jobs.views.planning import Step, plans_of, steps
+from lockstep.jobs.views.planning import ViewStep, plans_of, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ _NEWEST: Final = LSN((1 << 64) - 1)
 _DUE: Final = {"new", "changed"}
 
 
-def planned(config: Config) -> list[Step]:
+def planned(config: Config) -> list[ViewStep]:
     """Return what there is to do, for each view and follower."""
     named = [name for name, each in config.followers.items() if each.views]
     plans = plans_of(config, LogVersions(config)(_NEWEST))
@@ -56,7 +56,7 @@ def stored(config: Config, follower: str) -> dict[str, Definition]:
             return {}
 
 
-class Waiting:
+class Patience:
     """A command's patience: until when it waits, and how often it reports for what."""
 
     def __init__(self, seconds: float) -> None:
@@ -80,7 +80,7 @@ class Waiting:
             print_waiting(line)
 
 
-def build(config: Config, waiting: Waiting) -> None:
+def build(config: Config, waiting: Patience) -> None:
     """Return once each follower's store has its views by their declared definitions."""
     while due := _due(config):
         free = _free(
@@ -107,7 +107,7 @@ def _due(config: Config) -> dict[str, list[str]]:
     return found
 
 
-def drop(config: Config, followers: Iterable[str], view: str, waiting: Waiting) -> set[str]:
+def drop(config: Config, followers: Iterable[str], view: str, waiting: Patience) -> set[str]:
     """Delete the rows of a view from followers' stores; return those that had it."""
     left, had = list(followers), set[str]()
     while due := _holding(config, left, view):
@@ -124,7 +124,7 @@ def drop(config: Config, followers: Iterable[str], view: str, waiting: Waiting) 
     return had
 
 
-def rebuild(config: Config, followers: Sequence[str], view: str, waiting: Waiting) -> None:
+def rebuild(config: Config, followers: Sequence[str], view: str, waiting: Patience) -> None:
     """Return once each of these stores has a view's rows computed again, by a cut from here."""
     left = list(followers)
     while left:
@@ -150,7 +150,7 @@ def _holding(config: Config, followers: Iterable[str], view: str) -> dict[str, D
 
 
 def _free(
-    config: Config, due: Mapping[str, Sequence[str]], waiting: Waiting, what: str
+    config: Config, due: Mapping[str, Sequence[str]], waiting: Patience, what: str
 ) -> list[str]:
     """Return the followers of which no copy runs elsewhere; report what to do about the others."""
     records, free = follower_reports.read(config), []
@@ -164,7 +164,7 @@ def _free(
 
 
 def _run(
-    config: Config, made: Mapping[str, Callable[..., ViewsFollowing]], waiting: Waiting, what: str
+    config: Config, made: Mapping[str, Callable[..., ViewsFollowing]], waiting: Patience, what: str
 ) -> set[str]:
     """Run a session of each follower until all have ended, or the time is over.
 
@@ -197,5 +197,5 @@ def _session(config: Config, name: str, made: Callable[..., ViewsFollowing]) -> 
     )
 
 
-def _run_of(config: Config, name: str, session: ViewsFollowing) -> Run:
-    return Run(config, name, stores.kind(config.followers[name]), session)
+def _run_of(config: Config, name: str, session: ViewsFollowing) -> FollowerRun:
+    return FollowerRun(config, name, stores.kind(config.followers[name]), session)

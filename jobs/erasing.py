@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.partitions import Partition
     from lockstep.jobs.archiving.erasing import Erasure, Place, Subject
-    from lockstep.jobs.archiving.table import Archive
+    from lockstep.jobs.archiving.table import ArchiveTable
 
 
 class Outcome(NamedTuple):
@@ -158,7 +158,9 @@ class Erasing:
         finally:
             topics.restore_policies(client, self._config, compacted)
 
-    def _delete_records(self, archive: Archive, left: dict[Partition, tuple[int, int]]) -> None:
+    def _delete_records(
+        self, archive: ArchiveTable, left: dict[Partition, tuple[int, int]]
+    ) -> None:
         """Delete the topics' records up to the erased ones, once no follower needs them."""
         last = max(each.last_seq for each in erasing.erasures(self._config, archive))
         reports = follower_reports.read(self._config)

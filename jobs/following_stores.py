@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import Exit
 from cdc.events import LSN
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.spark.starting import SparkStart, session_of
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def run_of(
     name: str,
     until: LSN | None = None,
     standby_seconds: float | None = None,
-) -> Run:
+) -> FollowerRun:
     """Return the run of one follower."""
     from lockstep.jobs.apply import stores  # noqa: PLC0415 - the job has printed its first line
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
-    return Run(
+    return FollowerRun(
         config,
         name,
         stores.kind(follower),
@@ -89,7 +89,7 @@ def run_of(
 
 def _following(
     spark: SparkStart, config: Config, name: str, sink: Sink, until: LSN | None
-) -> Callable[[Run], None]:
+) -> Callable[[FollowerRun], None]:
     """Return the session of a follower of tables, documents or views."""
     follower = config.followers[name]
     if follower.views:
@@ -109,7 +109,7 @@ def _repair(
     config: Config,
     name: str,
     spark: Callable[[], SparkSession],
-    run: Run,
+    run: FollowerRun,
     sink: Sink,
     error: StoreLostError,
 ) -> None:
@@ -125,7 +125,7 @@ def _with_start(config: Config, name: str, sink: Sink, error: CDCError) -> CDCEr
 
 
 def run_all(
-    runs: Sequence[Run], stop: threading.Event, on_stop: Callable[[], None] = lambda: None
+    runs: Sequence[FollowerRun], stop: threading.Event, on_stop: Callable[[], None] = lambda: None
 ) -> None:
     """Run them until all have ended, asked to stop, or without the JVM that one of them needs."""
     threads = [threading.Thread(target=run.run, name=run.name) for run in runs]

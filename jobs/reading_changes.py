@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cdc.events import LSN
 
 
-class Changes(ChangesSource):
+class PublicSource(ChangesSource):
     """Its errors name the newest base."""
 
     remedy = staticmethod(with_base)
@@ -26,7 +26,7 @@ class Changes(ChangesSource):
 
 def register(spark: SparkSession) -> SparkSession:
     """Make `format("lockstep")` known to a session; return the session."""
-    spark.dataSource.register(Changes)
+    spark.dataSource.register(PublicSource)
     return spark
 
 

@@ -21,7 +21,7 @@ from cdc.events import LSN
 from cdc.log import compaction, names, topics
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.frontier_tail import FrontierTail
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.publisher import BoundedPublisher
 from cdc.log.ranges import RangeReader
 from cdc.log.row_keys import one_table
@@ -31,7 +31,7 @@ from lockstep.jobs.compacting import frontiers as archived
 from lockstep.jobs.compacting.bases import with_base
 from lockstep.jobs.compacting.frontiers import quoted
 from lockstep.jobs.cuts.cutting import Cutter, Limits
-from lockstep.jobs.cuts.frontiers import BEGINNING, EARLIEST, LATEST, Frontiers
+from lockstep.jobs.cuts.frontiers import BEGINNING, EARLIEST, LATEST, FrontierFinder
 from lockstep.sinks.delta import lake
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RangeEnd(NamedTuple):
     lsn: LSN
 
 
-class Record(NamedTuple):
+class ReplayedRecord(NamedTuple):
     """A record of the past, in the order in which it is published."""
 
     seq: int
@@ -96,7 +96,7 @@ class _Event(msgspec.Struct):
 _event: Final = msgspec.json.Decoder(_Event).decode
 
 
-class Replay:
+class RangeReplay:
     """One range, and where it goes."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Replay:
         if wanted == EARLIEST:
             raise ConfigError(f"{EARLIEST} names no place of the past", hint=f"give {BEGINNING}")
         place = None if wanted == LATEST else wanted
-        with closing(Frontiers(self._config)) as log:
+        with closing(FrontierFinder(self._config)) as log:
             placed = log.newest(place)
         if placed is not None:
             return RangeEnd(placed.record.seq, placed.record.lsn)
@@ -162,7 +162,9 @@ class Replay:
             )
         return RangeEnd(found.applied.seq, found.applied.lsn)
 
-    def _windows(self, reader: RangeReader, done: int) -> Iterator[tuple[int, list[Record]]]:
+    def _windows(
+        self, reader: RangeReader, done: int
+    ) -> Iterator[tuple[int, list[ReplayedRecord]]]:
         """Yield the records after a seq, a window at a time, with the seq up to which it is."""
         at, last = done, self._to.seq
         held = self._archive.position().applied if self._archive else None
@@ -178,28 +180,28 @@ class Replay:
 
     def _start(self) -> Applied:
         """Return the range's start with the ends of all partitions; raise GapError if deleted."""
-        with closing(Frontiers(self._config)) as log:
+        with closing(FrontierFinder(self._config)) as log:
             return log.find(self._from.seq)
 
-    def _archived(self, table: DeltaTable, above: int, upto: int) -> list[Record]:
+    def _archived(self, table: DeltaTable, above: int, upto: int) -> list[ReplayedRecord]:
         own = [name(self._config.prefix) for name in _NOT_EVENTS]
         listed = ", ".join(map(quoted, sorted(self._topics) or own))
         where = (
             f"seq > {above} AND seq <= {upto} AND topic {'IN' if self._topics else 'NOT IN'}"
             f" ({listed})"
         )
-        rows = lake.read(table, [*Record._fields, "op", "leaf"], where)
+        rows = lake.read(table, [*ReplayedRecord._fields, "op", "leaf"], where)
         found = []
         for *fields, op, leaf in zip(*(column.to_pylist() for column in rows.columns), strict=True):
             if leaf is None:
-                found.append(Record(*fields))
+                found.append(ReplayedRecord(*fields))
             else:
                 self._erased += op is not None
         return sorted(found, key=lambda each: each[:2])
 
     def _live(
         self, reader: RangeReader, start: Applied, done: int
-    ) -> Iterator[tuple[int, list[Record]]]:
+    ) -> Iterator[tuple[int, list[ReplayedRecord]]]:
         limits = Limits(WINDOW_EVENTS, _WINDOW_BYTES)
         cutter = Cutter(start, self._follows, limits, through=self._to.lsn)
         at = start.seq
@@ -218,11 +220,13 @@ class Replay:
             return topic in self._topics
         return topic not in {name(self._config.prefix) for name in _NOT_EVENTS}
 
-    def _of_cut(self, reader: RangeReader, cut: Cut) -> list[Record]:
+    def _of_cut(self, reader: RangeReader, cut: Cut) -> list[ReplayedRecord]:
         """Return a cut's records; raise GapError if retention or compaction has deleted some."""
-        ranges = {(each.topic, each.partition): Range(each.start, each.end) for each in cut.parts}
+        ranges = {
+            (each.topic, each.partition): OffsetRange(each.start, each.end) for each in cut.parts
+        }
         counts = dict.fromkeys(ranges, 0)
-        found: list[Record] = []
+        found: list[ReplayedRecord] = []
         last: dict[tuple[str, int], int] = {}
         for place, messages in reader.pieces(ranges):
             for message in messages:
@@ -230,7 +234,7 @@ class Replay:
                 if value is not None:
                     last[place] = _event(value).source.seq
                     counts[place] += 1
-                record = Record(
+                record = ReplayedRecord(
                     last.get(place, 0), message.offset() or 0, place[0], message.key(), value
                 )
                 found.append(record)
@@ -273,11 +277,11 @@ class Replay:
             )
         return int(headers[_SEQ])
 
-    def _last_headers(self, reader: RangeReader, there: Range) -> dict[str, bytes] | None:
+    def _last_headers(self, reader: RangeReader, there: OffsetRange) -> dict[str, bytes] | None:
         back = _BACK
         while True:
             low = max(there.start, there.end - back)
-            wanted = {(self._into, 0): Range(low, there.end)}
+            wanted = {(self._into, 0): OffsetRange(low, there.end)}
             last = None
             for _, messages in reader.pieces(wanted):
                 last = messages[-1]
@@ -288,7 +292,7 @@ class Replay:
                 return None
             back *= 8
 
-    def _publish(self, publisher: BoundedPublisher, found: list[Record]) -> None:
+    def _publish(self, publisher: BoundedPublisher, found: list[ReplayedRecord]) -> None:
         """Publish a window as one Kafka transaction."""
         if not found:
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerRecord
-    from lockstep.jobs.views.planning import Step
+    from lockstep.jobs.views.planning import ViewStep
     from lockstep.jobs.views.plans import ViewPlan
     from lockstep.jobs.views.verifying import StoredView
     from lockstep.sinks.contract import Applied, Version
@@ -291,7 +291,7 @@ def rebuild(config: Config, name: str, timeout: float, *, as_json: bool) -> Exit
 
     app.begin(config)
     holders = [each for each, follower in config.followers.items() if name in follower.views]
-    changing.rebuild(config, holders, name, changing.Waiting(timeout))
+    changing.rebuild(config, holders, name, changing.Patience(timeout))
     for each in () if as_json else holders:
         echo(f"{name} in {each}: computed again")
     if as_json:
@@ -316,7 +316,7 @@ def plan(config: Config, *, as_json: bool) -> Exit:
     return Exit.OK if all(each.state == "unchanged" for each in found) else Exit.FAILED
 
 
-def _planned(step: Step) -> str:
+def _planned(step: ViewStep) -> str:
     effects = {
         "new": "all its rows are computed",
         "changed": "all its rows are computed, and replace the old ones in one commit",
@@ -347,7 +347,7 @@ def apply(config: Config, timeout: float, *, as_json: bool) -> Exit:
             hint="`cdc view check` says what to write instead",
         )
     found = changing.planned(config)
-    changing.build(config, changing.Waiting(timeout))
+    changing.build(config, changing.Patience(timeout))
     was = {(each.view, each.follower): each.state for each in found}
     after = [
         {**each._asdict(), "was": was.get((each.view, each.follower), "new")}
@@ -381,7 +381,7 @@ def drop(
     app.begin(config)
     holders = [each for each, follower in config.followers.items() if follower.views]
     chosen = followers or holders
-    had = changing.drop(config, chosen, name, changing.Waiting(timeout))
+    had = changing.drop(config, chosen, name, changing.Patience(timeout))
     found = [{"view": name, "follower": each, "dropped": each in had} for each in chosen]
     for each in () if as_json else found:
         what = "its rows are deleted" if each["dropped"] else "not there"

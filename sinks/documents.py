@@ -27,7 +27,7 @@ Term: TypeAlias = "Hashable"
 Terms: TypeAlias = "tuple[Term, ...]"
 
 
-class Node(NamedTuple):
+class DocumentNode(NamedTuple):
     """A table's place in a document."""
 
     name: str  # the field's name; at the root the document's
@@ -37,7 +37,7 @@ class Node(NamedTuple):
     by: tuple[tuple[str, str], ...] = ()  # a column, and the parent's column that it equals
     one: bool = False
     order: tuple[tuple[str, bool], ...] = ()  # a column, and whether it is descending
-    children: tuple[Node, ...] = ()
+    children: tuple[DocumentNode, ...] = ()
     # Those of the table's columns: another column may have a name now.
     attnums: tuple[int | None, ...] = ()
 
@@ -59,7 +59,7 @@ class Node(NamedTuple):
             found |= dict.fromkeys(child.parents)
         return tuple(found)
 
-    def walk(self) -> Iterable[Node]:
+    def walk(self) -> Iterable[DocumentNode]:
         """Yield it and every node below it."""
         yield self
         for child in self.children:
@@ -81,11 +81,11 @@ class Row(NamedTuple):
 
 
 # Returns the rows of a node's table whose `columns` are among `wanted`, as of one frontier.
-Find: TypeAlias = "Callable[[Node, tuple[str, ...], frozenset[Terms]], Iterable[Row]]"
+Find: TypeAlias = "Callable[[DocumentNode, tuple[str, ...], frozenset[Terms]], Iterable[Row]]"
 
 
 def affected(
-    root: Node, changed: Callable[[Node], Iterable[Row]], find: Find
+    root: DocumentNode, changed: Callable[[DocumentNode], Iterable[Row]], find: Find
 ) -> dict[bytes, Terms]:
     """Return the keys of the roots above the changed rows, as JSON and as terms.
 
@@ -100,7 +100,9 @@ def affected(
     return found
 
 
-def _upward(node: Node, changed: Callable[[Node], Iterable[Row]], find: Find) -> Iterable[Row]:
+def _upward(
+    node: DocumentNode, changed: Callable[[DocumentNode], Iterable[Row]], find: Find
+) -> Iterable[Row]:
     """Yield the node's rows that changed, and those with a changed row below them."""
     yield from changed(node)
     for child in node.children:
@@ -108,7 +110,7 @@ def _upward(node: Node, changed: Callable[[Node], Iterable[Row]], find: Find) ->
         yield from _found(node, child.parents, wanted, find)
 
 
-def documents(root: Node, rows: Sequence[Row], find: Find) -> list[bytes]:
+def documents(root: DocumentNode, rows: Sequence[Row], find: Find) -> list[bytes]:
     """Return the documents of the root's `rows`, in their order, as JSON objects."""
     members = [[row.members] for row in rows]
     for child in root.children:
@@ -127,14 +129,14 @@ def documents(root: Node, rows: Sequence[Row], find: Find) -> list[bytes]:
     return [b"{%b}" % b",".join(filter(None, each)) for each in members]
 
 
-def _field(child: Node, documents: list[bytes]) -> bytes:
+def _field(child: DocumentNode, documents: list[bytes]) -> bytes:
     if child.one:
         return documents[0] if documents else b"null"
     return b"[%b]" % b",".join(documents)
 
 
 def _found(
-    node: Node, columns: tuple[str, ...], wanted: set[Terms | None], find: Find
+    node: DocumentNode, columns: tuple[str, ...], wanted: set[Terms | None], find: Find
 ) -> Iterable[Row]:
     terms = frozenset(each for each in wanted if each is not None)
     return find(node, columns, terms) if terms else ()

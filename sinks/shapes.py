@@ -30,7 +30,7 @@ _NULL_IN_KEY: Final = "%N"  # not a valid escape, so no text can equal it
 Values: TypeAlias = Mapping[str, bytes]  # JSON by column; a missing column is NULL
 
 
-class Shape(NamedTuple):
+class RowShape(NamedTuple):
     """The configuration of a table's rows; see docs/CONFIG.md."""
 
     key: str | None = None
@@ -151,7 +151,7 @@ def object_of(values: Values) -> bytes:
 class Placer:
     """Computes from its key the place of a row that does not move."""
 
-    def __init__(self, shape: Shape, prefix: str, table: str) -> None:
+    def __init__(self, shape: RowShape, prefix: str, table: str) -> None:
         """Raise ValueError if the key's template is invalid."""
         self.template = None if shape.key is None else Template(shape.key)
         # The prefix of every place without a template. A store's own keys begin with `~`.
@@ -222,7 +222,7 @@ def _json_of(text: str, *, escaped: bool) -> list[bytes]:
 class Shaper:
     """Shapes the rows of one version of a table."""
 
-    def __init__(self, shape: Shape, version: Version, prefix: str) -> None:
+    def __init__(self, shape: RowShape, version: Version, prefix: str) -> None:
         """Raise ConfigError if the table lacks a column of the shape."""
         self.shape, self.version = shape, version
         if not version.key:

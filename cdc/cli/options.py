@@ -15,7 +15,7 @@ from cdc.runtime import waiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cdc.operate.commands.steps import Step
+    from cdc.operate.commands.steps import CommandStep
 
 
 config_file = click.option(
@@ -149,7 +149,7 @@ _print_progress = _printer("…", dim=True, err=True)
 _PRINTED = {"done": print_done, "left": print_unchanged, "warn": print_warning}
 
 
-def print_steps(steps: Iterable[Step], *, as_json: bool) -> None:
+def print_steps(steps: Iterable[CommandStep], *, as_json: bool) -> None:
     """Print steps as they are done; with `as_json` all of them at the end."""
     if as_json:
         done = [step for step in steps if step.did.value != "progress"]

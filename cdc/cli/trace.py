@@ -12,7 +12,7 @@ from cdc.cli.options import as_json, echo, example, print_done, print_json, with
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.operate.span_export import Counts
+    from cdc.operate.span_export import SpanCounts
 
 _LINE_SECONDS: Final = 10.0
 
@@ -35,7 +35,7 @@ def trace(config: Config, *, as_json: bool) -> None:
     over = stopping.requested()
     line_at = time.monotonic()
 
-    def report(counts: Counts) -> None:
+    def report(counts: SpanCounts) -> None:
         nonlocal line_at
         if time.monotonic() >= line_at:
             line_at = time.monotonic() + _LINE_SECONDS
@@ -47,7 +47,7 @@ def trace(config: Config, *, as_json: bool) -> None:
         print_done("stopped")
 
 
-def _print_counts(counts: Counts, *, as_json: bool) -> None:
+def _print_counts(counts: SpanCounts, *, as_json: bool) -> None:
     if as_json:
         print_json(counts._asdict())
         return

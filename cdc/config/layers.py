@@ -192,14 +192,14 @@ def _read_views(folder: Path, layers: Layers) -> None:
                 _read_code(file, layers)
             else:
                 _read_view(file, layers)
-    except view_files.UnreadableError as error:
+    except view_files.ViewFileError as error:
         layers.problems.append(f"{given.origin}: view_files: {error}")
 
 
 def _read_code(file: Path, layers: Layers) -> None:
     try:
         found = view_code.read(file)
-    except view_files.UnreadableError as error:
+    except view_files.ViewFileError as error:
         layers.problems.append(str(error))
         return
     if found is not None and not _is_twice(file, layers):

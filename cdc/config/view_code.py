@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from cdc.config.view_files import UnreadableError, text_of
+from cdc.config.view_files import ViewFileError, text_of
 from cdc.config.views import PythonView
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read(file: Path) -> Declaration | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise UnreadableError(f"{file}:{line}: not Python: {error.args[0]}") from error
+        raise ViewFileError(f"{file}:{line}: not Python: {error.args[0]}") from error
     found = [
         (node, decorator)
         for node in tree.body
@@ -60,7 +60,7 @@ def read(file: Path) -> Declaration | None:
     (node, decorator), *more = found
     origin = f"{file}:{decorator.lineno}"
     if more or node.name != file.stem:
-        raise UnreadableError(
+        raise ViewFileError(
             f"{origin}: views.{file.stem}: a file has one view, whose function has the file's name"
         )
     return Declaration(_declared(node, decorator, source, f"{origin}: views.{node.name}"), origin)
@@ -79,24 +79,24 @@ def _declared(node: ast.FunctionDef, decorator: ast.expr, source: str, where: st
     try:
         given = msgspec.convert(_literals(decorator, where), _Given)
     except msgspec.ValidationError as error:
-        raise UnreadableError(f"{where}: {error}") from error
+        raise ViewFileError(f"{where}: {error}") from error
     if not given.key or not given.columns or not given.reads:
-        raise UnreadableError(f"{where}: key, columns and reads are not empty")
+        raise ViewFileError(f"{where}: key, columns and reads are not empty")
     arguments = node.args
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
     is_transform = _kind(decorator) == _TRANSFORM
     if is_transform != isinstance(given.reads, str):
         what = "a text, one table" if is_transform else "names with a table or SELECT each"
-        raise UnreadableError(f"{where}: reads is {what}")
+        raise ViewFileError(f"{where}: reads is {what}")
     if isinstance(given.reads, str):
         if len(names) != 1:
-            raise UnreadableError(f"{where}: a transform has one parameter, its rows")
+            raise ViewFileError(f"{where}: a transform has one parameter, its rows")
         reads = {names[0]: given.reads}
     else:
         reads = given.reads
     others = (arguments.vararg, arguments.kwarg, *arguments.kwonlyargs)
     if any(others) or sorted(names) != sorted(reads):
-        raise UnreadableError(
+        raise ViewFileError(
             f"{where}: its parameters are {', '.join(names)}; expected those of reads,"
             f" {', '.join(reads)}"
         )
@@ -116,13 +116,13 @@ def _declared(node: ast.FunctionDef, decorator: ast.expr, source: str, where: st
 def _literals(decorator: ast.expr, where: str) -> dict[str, Any]:
     """Return the decorator's arguments, by name."""
     if not isinstance(decorator, ast.Call) or decorator.args:
-        raise UnreadableError(f"{where}: its arguments are given by name: key, reads, columns")
+        raise ViewFileError(f"{where}: its arguments are given by name: key, reads, columns")
     found = {}
     for each in decorator.keywords:
         try:
             found[each.arg or "**"] = ast.literal_eval(each.value)
         except ValueError as error:
-            raise UnreadableError(
+            raise ViewFileError(
                 f"{where}: {each.arg or '**'} is no literal; the configuration is read without"
                 " running code"
             ) from error

@@ -31,7 +31,7 @@ class Given(NamedTuple):
     origin: str  # `views/order_totals.sql:2`
 
 
-class UnreadableError(Exception):
+class ViewFileError(Exception):
     """A folder or file that can't be read; its text is a finding."""
 
 
@@ -40,7 +40,7 @@ def files(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if each.suffix in {".sql", PYTHON})
     except OSError as error:
-        raise UnreadableError(f"cannot read the folder {folder}: {error.strerror}") from error
+        raise ViewFileError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
 def text_of(file: Path) -> str:
@@ -50,11 +50,11 @@ def text_of(file: Path) -> str:
             data = opened.read(_MAX_BYTES + 1)
         text = data.decode()
     except OSError as error:
-        raise UnreadableError(f"cannot read {file}: {error.strerror}") from error
+        raise ViewFileError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"{file}: not UTF-8 text") from error
+        raise ViewFileError(f"{file}: not UTF-8 text") from error
     if len(data) > _MAX_BYTES:
-        raise UnreadableError(f"{file}: larger than {_MAX_BYTES} bytes; not a query")
+        raise ViewFileError(f"{file}: larger than {_MAX_BYTES} bytes; not a query")
     return text
 
 

@@ -36,7 +36,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass
-class Run:
+class CommandRun:
     """A command that was asked for; `exit_code` is None while it runs."""
 
     number: int
@@ -79,7 +79,7 @@ class Actions:
     def __init__(self, config: Config, config_path: Path) -> None:
         self._config = config
         self._config_path = config_path
-        self._runs = deque[Run](maxlen=_KEPT)
+        self._runs = deque[CommandRun](maxlen=_KEPT)
         self._tasks = set[asyncio.Task[None]]()
         self._numbered = 0
 
@@ -98,7 +98,7 @@ class Actions:
         if command != asked["command"]:
             raise _refused("the command that was shown is another one")
         self._numbered += 1
-        run = Run(self._numbered, command, by, time.time_ns() // 1_000_000)
+        run = CommandRun(self._numbered, command, by, time.time_ns() // 1_000_000)
         self._runs.append(run)
         log.info("an action starts", extra={"fields": {"command": command, "by": by}})
         task = asyncio.create_task(self._run(run, words))
@@ -106,7 +106,7 @@ class Actions:
         task.add_done_callback(self._tasks.discard)
         return run.number
 
-    async def _run(self, run: Run, words: tuple[str, ...]) -> None:
+    async def _run(self, run: CommandRun, words: tuple[str, ...]) -> None:
         # Cancelled when the server ends. What the log of decisions records as who took them.
         who = f"{getpass.getuser()} by the console, {run.by}"
         process = await commands.start(self._config_path, words, LOGNAME=who)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.console.collector import Collector
-    from cdc.console.dead import DeadLetters
+    from cdc.console.dead import DeadLetterList
     from cdc.console.feed import Feed
     from cdc.console.key_indexer import KeyIndexer
     from cdc.console.stream import Streams
@@ -69,7 +69,7 @@ def build(
     collector: Collector,
     feed: Feed,
     streams: Streams,
-    dead: DeadLetters,
+    dead: DeadLetterList,
     indexer: KeyIndexer | None,
     *,
     acts: bool,
@@ -141,7 +141,7 @@ class _Console:
         config: Config,
         collector: Collector,
         feed: Feed,
-        dead: DeadLetters,
+        dead: DeadLetterList,
         explainer: Explainer,
         actions: Actions | None,
     ) -> None:

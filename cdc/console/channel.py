@@ -19,7 +19,7 @@ import orjson
 from cdc.console.filters import Sent
 from cdc.errors import CDCError, GapError
 from cdc.log.frontier_search import FrontierSearch
-from cdc.log.table_cuts import Start, TableCuts, oldest_seq, start_at
+from cdc.log.table_cuts import ReadStart, TableCuts, oldest_seq, start_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ _AGAIN_SECONDS: Final = 3.0
 _BACK_OFFSETS: Final = 2_000
 
 
-class Chunk(NamedTuple):
+class StreamPart(NamedTuple):
     """What clients get at once: every change above `low` up to `high`, and the frontier there."""
 
     number: int
@@ -67,11 +67,11 @@ def frontier_event(record: FrontierRecord) -> bytes:
     return b"id: %d\nevent: frontier\ndata: %s\n\n" % (record.seq, orjson.dumps(fields))
 
 
-def chunk_of(number: int, cut: TableCut) -> Chunk:
+def chunk_of(number: int, cut: TableCut) -> StreamPart:
     changes = [Sent(change) for change in cut.changes]
     frontier = frontier_event(cut.frontier) if cut.frontier else b""
     everything = b"".join([*(each.body for each in changes), frontier])
-    return Chunk(number, cut.low, cut.high, changes, everything, frontier, time.monotonic())
+    return StreamPart(number, cut.low, cut.high, changes, everything, frontier, time.monotonic())
 
 
 def after(cut: TableCut, seq: int) -> TableCut:
@@ -97,7 +97,7 @@ class Channel:
         self._config, self._topic, self._changed = config, topic, changed
         with closing(FrontierSearch(config)) as search:
             newest = start_at(search, None)
-            self._start = newest or Start(search.first, 0, None)
+            self._start = newest or ReadStart(search.first, 0, None)
             if earlier and newest is not None:
                 start = start_at(search, None, back=_BACK_OFFSETS)
                 numbers = [(topic, number) for number in range(partitions)]
@@ -105,7 +105,7 @@ class Channel:
                     self._start = start
         self.newest = newest.seq if newest else 0  # of the log, when it started
         self._seq, self._record = self._start.seq, self._start.record
-        self._chunks = deque[Chunk]()
+        self._chunks = deque[StreamPart]()
         self._next = 0  # the number of the next chunk
         self._bytes = 0
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ class Channel:
                     return each.frontier
         return frontier_event(self._record) if self._record and self._record.seq == seq else b""
 
-    def since(self, number: int, most: int) -> list[Chunk] | None:
+    def since(self, number: int, most: int) -> list[StreamPart] | None:
         """Return the chunks from a number on, of about `most` bytes; None if it is not kept."""
         with self._lock:
             if not self._chunks:
@@ -147,7 +147,7 @@ class Channel:
             index = number - self._chunks[0].number
             if index < 0:
                 return None
-            found: list[Chunk] = []
+            found: list[StreamPart] = []
             size = 0
             while index < len(self._chunks) and (not found or size < most):
                 found.append(self._chunks[index])

@@ -43,7 +43,7 @@ _PAUSES: Final = 3.0
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
-class Snapshot(NamedTuple):
+class Measurement(NamedTuple):
     """One measurement, as the bytes that requests get."""
 
     at: float  # monotonic, when it ended
@@ -66,7 +66,7 @@ class Collector:
 
     def __init__(self, config: Config, feed: Feed) -> None:
         """Start at once."""
-        self.newest: Snapshot | None = None
+        self.newest: Measurement | None = None
         self.failed = ""  # why the last try gave no result: a bug, by its class
         self._config = config
         self._feed = feed
@@ -86,7 +86,7 @@ class Collector:
         self._over = True
         self._wake.set()
 
-    def asked(self) -> Snapshot | None:
+    def asked(self) -> Measurement | None:
         """Return the newest result for a viewer, who is then measured for."""
         resting = time.monotonic() - self._asked_at > _UNWATCHED_SECONDS
         self._asked_at = time.monotonic()
@@ -114,7 +114,7 @@ class Collector:
             self._wake.wait(pause)
             self._wake.clear()
 
-    def _measure(self) -> Snapshot:
+    def _measure(self) -> Measurement:
         status = self._reader.read()
         now = time.monotonic()
         self._measured.add(point(now, status, self._feed.take_late()))
@@ -130,7 +130,7 @@ class Collector:
         changes = self._feed.tables()
         rows = [each | {"changes": changes.get(each["topic"])} for each in tables(status)]
         listed = encoded({"since_ms": self._feed.since_ms, "tables": rows})
-        return Snapshot(now, encoded(fields), listed, chart)
+        return Measurement(now, encoded(fields), listed, chart)
 
     def _slot(self, now: float, status: Status) -> dict[str, Any] | None:
         """Return what the slot keeps, and how long that lasts at the rate measured here."""

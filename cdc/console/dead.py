@@ -24,7 +24,7 @@ _SHARED_SECONDS: Final = 3.0
 _MOST: Final = 200
 
 
-class DeadLetters:
+class DeadLetterList:
     def __init__(self, config: Config, config_path: Path) -> None:
         self._config = config
         self._config_path = config_path

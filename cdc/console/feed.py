@@ -40,7 +40,7 @@ _VALUE_CHARACTERS: Final = 400
 _MOST_COLUMNS: Final = 100
 
 
-class Entry(NamedTuple):
+class FeedEntry(NamedTuple):
     """One event for viewers; `number` counts what was kept, without gaps."""
 
     number: int
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     body: bytes
 
 
-class TableChanges(NamedTuple):
+class TableFeed(NamedTuple):
     """What arrived of one table since the console started."""
 
     events: int = 0
@@ -64,7 +64,7 @@ class Filter(NamedTuple):
     ops: frozenset[str] = frozenset()
     key: str = ""
 
-    def matches(self, entry: Entry) -> bool:
+    def matches(self, entry: FeedEntry) -> bool:
         return (
             (not self.ops or entry.op in self.ops)
             and self.table in entry.table
@@ -83,8 +83,8 @@ class Feed:
         self.arrived = 0
         self.kept = 0
         self._config = config
-        self._entries = deque[Entry](maxlen=_KEPT)
-        self._tables: dict[str, TableChanges] = {}
+        self._entries = deque[FeedEntry](maxlen=_KEPT)
+        self._tables: dict[str, TableFeed] = {}
         self._recent = deque[tuple[float, dict[str, int]]]()
         self._late = Lateness()
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Feed:
         """Stop; the thread ends after its current read."""
         self._over.set()
 
-    def since(self, number: int, wanted: Filter, most: int) -> tuple[list[Entry], int, int]:
+    def since(self, number: int, wanted: Filter, most: int) -> tuple[list[FeedEntry], int, int]:
         """Return kept events above `number`, where to go on, and how many were skipped.
 
         A number of -1 starts with the newest.
@@ -165,8 +165,8 @@ class Feed:
             while self._recent and now - self._recent[0][0] > _RATE_SECONDS:
                 self._recent.popleft()
             for topic, each in found.topics.items():
-                before = self._tables.get(topic, TableChanges())
-                self._tables[topic] = TableChanges(before.events + each.events, each.published_ms)
+                before = self._tables.get(topic, TableFeed())
+                self._tables[topic] = TableFeed(before.events + each.events, each.published_ms)
             self.arrived += sum(counts.values())
             for arrived in found.arrived:
                 self._late.note(arrived.published_ms - arrived.event["ts_ms"])
@@ -174,7 +174,7 @@ class Feed:
                 self.kept += 1
                 self._entries.append(entry._replace(number=self.kept))
 
-    def _entry(self, arrived: Arrived) -> Entry:
+    def _entry(self, arrived: Arrived) -> FeedEntry:
         event, source = arrived.event, arrived.event["source"]
         is_row = event["op"] != "m"
         table = names.table_name(self._config.prefix, arrived.topic) if is_row else ""
@@ -195,7 +195,7 @@ class Feed:
             "prefix": (event.get("message") or {}).get("prefix"),
         }
         text = arrived.key.decode(errors="replace") if arrived.key else ""
-        return Entry(0, table, event["op"], text, orjson.dumps(body))
+        return FeedEntry(0, table, event["op"], text, orjson.dumps(body))
 
 
 def shortened(row: object) -> object:

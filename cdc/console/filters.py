@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cdc.log.records import SchemaRecord
-    from cdc.log.table_cuts import Change
+    from cdc.log.table_cuts import LoggedChange
 
 OPERATIONS: Final = "crudt"
 _COLUMN: Final = "column."
@@ -67,7 +67,7 @@ class Sent:
 
     __slots__ = ("_event", "_key", "_rows", "body", "op", "seq")
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: LoggedChange) -> None:
         event = _decoder.decode(change.value)
         source = event.source
         self.seq, self.op = change.seq, event.op

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config.oidc import Oidc
-    from cdc.console.tokens import Key, Viewer
+    from cdc.console.tokens import SigningKey, Viewer
 
 log = logging.getLogger("cdc.console.issuer")
 
@@ -48,7 +48,7 @@ class Issuer:
     def __init__(self, oidc: Oidc, clock: Callable[[], float] = time.monotonic) -> None:
         self._oidc = oidc
         self._clock = clock
-        self._keys: dict[str, Key] = {}
+        self._keys: dict[str, SigningKey] = {}
         self._read_at = self._tried_at = -float("inf")
         self._reading: asyncio.Task[None] | None = None
         self._waiting = 0
@@ -75,7 +75,7 @@ class Issuer:
         except TokenError as error:
             raise TokenError(f"the proxy's token is not accepted: {error}", error.status) from None
 
-    async def _key(self, kid: str) -> Key:
+    async def _key(self, kid: str) -> SigningKey:
         """Return a key; raise TokenError where the issuer has no such one.
 
         Raises UnavailableError where no key is known at all.

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from cdc.events import TRUNCATE_KEY
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -70,11 +70,11 @@ class Entries:
         self.found.append(hashed(key) | (offset % RUN) // BLOCK)
 
 
-class Found(NamedTuple):
+class FoundBlocks(NamedTuple):
     """What the index has of one run: the blocks before offset `upto` that may have a key."""
 
     upto: int
-    blocks: list[Range]  # in the order of the log
+    blocks: list[OffsetRange]  # in the order of the log
 
 
 class _Growing(NamedTuple):
@@ -133,13 +133,13 @@ class PartitionIndex:
 
     # --- what is asked ---
 
-    def find(self, run: int, hashes: Collection[int]) -> Found | None:
+    def find(self, run: int, hashes: Collection[int]) -> FoundBlocks | None:
         """Return where the run that starts at an offset may have keys; None: it is not indexed."""
         with self._lock:
             growing = self._growing
             if growing is not None and growing.start == run:
                 numbers = {each & _BLOCKS for each in growing.entries if each & ~_BLOCKS in hashes}
-                return Found(growing.end, _spans(run, numbers, growing.end))
+                return FoundBlocks(growing.end, _spans(run, numbers, growing.end))
             entries = self._read(run)
         if entries is None:
             return None
@@ -149,7 +149,7 @@ class PartitionIndex:
             while at < len(entries) and entries[at] & ~_BLOCKS == each:
                 numbers.add(entries[at] & _BLOCKS)
                 at += 1
-        return Found(run + RUN, _spans(run, numbers, run + RUN))
+        return FoundBlocks(run + RUN, _spans(run, numbers, run + RUN))
 
     def anchor(self) -> Anchor | None:
         """Return the newest record that is indexed; None if there is none."""
@@ -163,17 +163,17 @@ class PartitionIndex:
                         return anchor
         return None
 
-    def indexed(self, held: Range) -> int:
+    def indexed(self, held: OffsetRange) -> int:
         """Return how many offsets of a range are indexed."""
         with self._lock:
-            spans = [Range(each, each + RUN) for each in self._runs]
+            spans = [OffsetRange(each, each + RUN) for each in self._runs]
             if self._growing is not None:
-                spans.append(Range(self._growing.start, self._growing.end))
+                spans.append(OffsetRange(self._growing.start, self._growing.end))
         return sum(max(0, min(each.end, held.end) - max(each.start, held.start)) for each in spans)
 
     # --- what is built ---
 
-    def missing(self, held: Range) -> Range | None:
+    def missing(self, held: OffsetRange) -> OffsetRange | None:
         """Return what is to be read next of what the partition holds: the newest first, a run."""
         if held.start >= held.end:
             return None
@@ -183,16 +183,16 @@ class PartitionIndex:
             if growing is not None and newest > growing.start + _JUMP * RUN:
                 growing = self._growing = None
             if growing is None and newest < held.end:
-                return Range(max(newest, held.start), held.end)
+                return OffsetRange(max(newest, held.start), held.end)
             if growing is not None and growing.end < held.end:
-                return Range(max(growing.end, held.start), min(growing.start + RUN, held.end))
+                return OffsetRange(max(growing.end, held.start), min(growing.start + RUN, held.end))
             first = held.start - held.start % RUN
             for run in range(newest - RUN, first - 1, -RUN):
                 if run not in self._runs:
-                    return Range(max(run, held.start), run + RUN)
+                    return OffsetRange(max(run, held.start), run + RUN)
         return None
 
-    def add(self, read: Range, entries: Entries) -> None:
+    def add(self, read: OffsetRange, entries: Entries) -> None:
         """Take what is in a range that `missing` has named. Raises OSError if it can't be kept."""
         run = read.start - read.start % RUN
         with self._lock:
@@ -305,17 +305,17 @@ def runs_below(end: int, start: int) -> Iterator[int]:
         yield from range((end - 1) // RUN * RUN, start // RUN * RUN - 1, -RUN)
 
 
-def _spans(run: int, numbers: Iterable[int], end: int) -> list[Range]:
+def _spans(run: int, numbers: Iterable[int], end: int) -> list[OffsetRange]:
     """Return the blocks of these numbers, near ones as one, at most up to an offset."""
-    found = list[Range]()
+    found = list[OffsetRange]()
     for number in sorted(numbers):
         start = run + number * BLOCK
         until = min(start + BLOCK, end)
         last = found[-1] if found else None
         if last and start - last.end <= _NEAR and until - last.start <= _MOST_AT_ONCE:
-            found[-1] = Range(last.start, until)
+            found[-1] = OffsetRange(last.start, until)
         else:
-            found.append(Range(start, until))
+            found.append(OffsetRange(start, until))
     return found
 
 

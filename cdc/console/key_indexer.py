@@ -34,7 +34,7 @@ from cdc.errors import CDCError
 from cdc.events import row_key
 from cdc.log import inspection, names, topics
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.runtime.artifacts import default_cache
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class TopicIndex:
             )
 
     def verified(
-        self, consumer: LogConsumer, held: Mapping[Partition, Range]
+        self, consumer: LogConsumer, held: Mapping[Partition, OffsetRange]
     ) -> dict[Partition, PartitionIndex]:
         """Return the indexes of those partitions whose log is still the one that was indexed."""
         chosen = {each: self.partitions[each] for each in held if each in self.partitions}
@@ -111,10 +111,10 @@ class TopicIndex:
         Raises OSError if nothing can be kept.
         """
         held = {
-            each: Range(max(there.start, there.end - self._most), there.end)
+            each: OffsetRange(max(there.start, there.end - self._most), there.end)
             for each, there in consumer.look_up(self.partitions).items()
         }
-        wanted: dict[Partition, Range] = {}
+        wanted: dict[Partition, OffsetRange] = {}
         for each, index in self.partitions.items():
             index.forget_before(held[each].start)
             if (missing := index.missing(held[each])) is not None:
@@ -366,11 +366,13 @@ class KeyIndexer:
 
 
 def _still_there(
-    consumer: LogConsumer, held: Mapping[Partition, Range], anchors: Mapping[Partition, Anchor]
+    consumer: LogConsumer,
+    held: Mapping[Partition, OffsetRange],
+    anchors: Mapping[Partition, Anchor],
 ) -> set[Partition]:
     """Return the partitions in which the log has these records, unchanged."""
     wanted = {
-        each: Range(anchor.offset, anchor.offset + 1)
+        each: OffsetRange(anchor.offset, anchor.offset + 1)
         for each, anchor in anchors.items()
         if held[each].start <= anchor.offset < held[each].end
     }

@@ -26,9 +26,9 @@ from cdc.errors import ConfigError
 from cdc.events import LSN, row_key
 from cdc.log import names, reader
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.row_keys import log_keys, one_table
-from cdc.log.row_versions import RowEvent, RowSource, iso, version_fields
+from cdc.log.row_versions import RowEvent, VersionSource, iso, version_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ class _Dead(msgspec.Struct):
     columns: tuple[str, ...] = ()
 
 
-class _Source(RowSource, kw_only=True):
+class _Source(VersionSource, kw_only=True):
     dead: _Dead | None = None
 
 
@@ -66,7 +66,7 @@ class _Event(RowEvent, kw_only=True):
 _decode: Final = msgspec.json.Decoder(_Event).decode
 
 
-class Hits:
+class FoundEvents:
     """The newest events of a row in a part of a partition, bounded."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Hits:
         self._bytes += len(value)
         self._drop()
 
-    def add_older(self, older: Hits) -> None:
+    def add_older(self, older: FoundEvents) -> None:
         """Take the hits of the part before."""
         self.kept.extendleft(reversed(older.kept))
         self._bytes += older._bytes
@@ -96,14 +96,14 @@ class Hits:
 class _Step(NamedTuple):
     """What a search does next in a partition; of an empty range nothing is read."""
 
-    span: Range
+    span: OffsetRange
     is_indexed: bool  # the index has named it
 
 
 class _Side:
     """How far a partition was searched: from offset `start` on, whose event was at `lsn`."""
 
-    def __init__(self, held: Range, steps: Iterator[_Step]) -> None:
+    def __init__(self, held: OffsetRange, steps: Iterator[_Step]) -> None:
         self.start = held.end
         self.lsn, self.ts_us = LSN(0), 0
         self.is_scanned = False  # what is read next is not indexed
@@ -115,26 +115,28 @@ class _Side:
     def is_done(self) -> bool:
         return self.start <= self._first
 
-    def next(self, many: int) -> Range:
+    def next(self, many: int) -> OffsetRange:
         """Return what to read next, of what is not indexed at most so many offsets."""
         if self._step is None:
             self._step = next(self._steps)
         (first, end), is_indexed = self._step
         self.is_scanned = not is_indexed
-        return self._step.span if is_indexed else Range(max(first, end - many), end)
+        return self._step.span if is_indexed else OffsetRange(max(first, end - many), end)
 
-    def advance(self, read: Range, start: int, oldest: bytes | None) -> None:
+    def advance(self, read: OffsetRange, start: int, oldest: bytes | None) -> None:
         """Note that a range was searched from an offset in it on, and the oldest event there."""
         assert self._step is not None
         self.start = start
         if oldest is not None:
             source = _decode(oldest).source
             self.lsn, self.ts_us = LSN.parse(source.commit_lsn), source.ts_us
-        left = Range(self._step.span.start, read.start)
+        left = OffsetRange(self._step.span.start, read.start)
         self._step = None if left.start >= left.end else self._step._replace(span=left)
 
 
-def _steps(held: Range, index: PartitionIndex | None, hashes: frozenset[int]) -> Iterator[_Step]:
+def _steps(
+    held: OffsetRange, index: PartitionIndex | None, hashes: frozenset[int]
+) -> Iterator[_Step]:
     """Yield how a partition is searched, from its end: what the index names, and what it lacks."""
     end = held.end  # of what is not indexed
     for run in runs_below(held.end, held.start):
@@ -144,15 +146,15 @@ def _steps(held: Range, index: PartitionIndex | None, hashes: frozenset[int]) ->
         if found is None or upto <= start:
             continue
         if upto < end:
-            yield _Step(Range(upto, end), is_indexed=False)
+            yield _Step(OffsetRange(upto, end), is_indexed=False)
         for block in reversed(found.blocks):
-            span = Range(max(block.start, start), min(block.end, upto))
+            span = OffsetRange(max(block.start, start), min(block.end, upto))
             if span.start < span.end:
                 yield _Step(span, is_indexed=True)
-        yield _Step(Range(start, start), is_indexed=True)
+        yield _Step(OffsetRange(start, start), is_indexed=True)
         end = start
     if held.start < end:
-        yield _Step(Range(held.start, end), is_indexed=False)
+        yield _Step(OffsetRange(held.start, end), is_indexed=False)
 
 
 class KeySearch:
@@ -215,14 +217,14 @@ class KeySearch:
         return answer
 
     def _indexes(
-        self, consumer: LogConsumer, topic: str, there: Mapping[Partition, Range]
+        self, consumer: LogConsumer, topic: str, there: Mapping[Partition, OffsetRange]
     ) -> dict[Partition, PartitionIndex]:
         """Return the indexes of those partitions that have one of the log as it is."""
         index = self._indexer.asked(topic) if self._indexer is not None else None
         return index.verified(consumer, there) if index is not None else {}
 
     def _indexed(
-        self, there: Mapping[Partition, Range], indexes: Mapping[Partition, PartitionIndex]
+        self, there: Mapping[Partition, OffsetRange], indexes: Mapping[Partition, PartitionIndex]
     ) -> int | None:
         """Return how much of the partitions is indexed, in percent; None without an indexer."""
         if self._indexer is None:
@@ -231,12 +233,14 @@ class KeySearch:
         of = sum(each.end - each.start for each in there.values())
         return 100 * has // of if of else 100
 
-    def _held(self, there: dict[Partition, Range]) -> dict[Partition, Range]:
+    def _held(self, there: dict[Partition, OffsetRange]) -> dict[Partition, OffsetRange]:
         """Return what is to be searched of each partition."""
         if not self._before:
             return there
         return {
-            each: Range(span.start, max(span.start, min(span.end, self._before.get(each[1], 0))))
+            each: OffsetRange(
+                span.start, max(span.start, min(span.end, self._before.get(each[1], 0)))
+            )
             for each, span in there.items()
         }
 
@@ -248,7 +252,7 @@ class KeySearch:
         until: float,
     ) -> list[bytes]:
         """Return the events found, and note in `sides` how far back they are all."""
-        hits = {each: Hits() for each in sides}
+        hits = {each: FoundEvents() for each in sides}
         many = FIRST
         while wanted := {each: side.next(many) for each, side in sides.items() if not side.is_done}:
             began, was_read = time.monotonic(), self._read
@@ -267,12 +271,12 @@ class KeySearch:
         self,
         consumer: LogConsumer,
         keys: set[bytes],
-        wanted: dict[Partition, Range],
+        wanted: dict[Partition, OffsetRange],
         sides: Mapping[Partition, _Side],
-        hits: Mapping[Partition, Hits],
+        hits: Mapping[Partition, FoundEvents],
     ) -> None:
         """Take what a range of each partition has of the row, and move its side back."""
-        found = {each: Hits() for each in wanted}
+        found = {each: FoundEvents() for each in wanted}
         first: dict[Partition, bytes] = {}
         spans = {each: span for each, span in wanted.items() if span.start < span.end}
         for partition, messages in consumer.pieces(spans) if spans else ():

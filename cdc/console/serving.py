@@ -21,7 +21,7 @@ from cdc.config import meaning
 from cdc.config.meaning import is_loopback
 from cdc.console.app import build
 from cdc.console.collector import Collector
-from cdc.console.dead import DeadLetters
+from cdc.console.dead import DeadLetterList
 from cdc.console.feed import Feed
 from cdc.console.guard import LOOPBACK, MOST_HEADER_BYTES, Guard
 from cdc.console.issuer import Issuer, read_file
@@ -228,7 +228,7 @@ def serve(
     feed.start()
     collector = Collector(config, feed)
     streams = Streams(config)
-    dead = DeadLetters(config, config_path)
+    dead = DeadLetterList(config, config_path)
     indexer = None if config.archive.path else KeyIndexer(config)
     if indexer is not None:
         indexer.start()

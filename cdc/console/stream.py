@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from cdc.console import filters
-from cdc.console.channel import LAG_SECONDS, Chunk, chunk_of, frontier_event
+from cdc.console.channel import LAG_SECONDS, StreamPart, chunk_of, frontier_event
 from cdc.console.hub import Hub, PastError
 from cdc.errors import CDCError, CompactedError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN
@@ -64,7 +64,7 @@ _CLOSED: Final = {
 CONNECTION: Final = "lockstep.connection"
 
 
-class Refusal(Exception):  # noqa: N818 - an answer
+class StreamRefusal(Exception):  # noqa: N818 - an answer
     """A request that gets no stream: status, and fields of the JSON."""
 
     def __init__(self, status: int, error: str, **fields: object) -> None:
@@ -73,7 +73,7 @@ class Refusal(Exception):  # noqa: N818 - an answer
         self.body = orjson.dumps({"error": error, **fields})
 
 
-class LagError(Exception):
+class StreamLagError(Exception):
     """A client has not taken what is older than the stated lag."""
 
 
@@ -105,7 +105,7 @@ class Streams:
     async def answer(self, request: Request, receive: Receive, send: Send) -> None:
         """Answer one request, until its client or the log ends it."""
         if self._open >= MOST_STREAMS:
-            await _refuse(send, Refusal(503, f"{MOST_STREAMS} streams are open already"))
+            await _refuse(send, StreamRefusal(503, f"{MOST_STREAMS} streams are open already"))
             return
         self._open += 1
         try:
@@ -132,16 +132,18 @@ class Streams:
             if channel.number_after(seq) is None:
                 await client.read_backlog(self.hub, table, self._backlogs)
             await client.follow()
-        except Refusal as refusal:
+        except StreamRefusal as refusal:
             await _refuse(send, refusal)
         except PastError as error:
-            await _refuse(send, Refusal(410, f"{error.what}: {error.hint}", oldest=error.oldest))
+            await _refuse(
+                send, StreamRefusal(410, f"{error.what}: {error.hint}", oldest=error.oldest)
+            )
         except CompactedError as error:
-            await _refuse(send, Refusal(410, f"{error.what}: {error.hint}"))
+            await _refuse(send, StreamRefusal(410, f"{error.what}: {error.hint}"))
         except ConfigError as error:
-            await _refuse(send, Refusal(400, f"{error.what}: {error.hint}"))
+            await _refuse(send, StreamRefusal(400, f"{error.what}: {error.hint}"))
         except CDCError as error:
-            await _refuse(send, Refusal(503, f"{error.what}: {error.hint}"))
+            await _refuse(send, StreamRefusal(503, f"{error.what}: {error.hint}"))
         finally:
             if followed is not None:
                 followed.leave()
@@ -149,7 +151,7 @@ class Streams:
     async def _wanted(self, request: Request) -> tuple[Table, StreamFilter, int | None]:
         table = await asyncio.to_thread(self.hub.table, request.path_params["table"])
         if table is None:
-            raise Refusal(404, "the log has no such table; /api/tables lists them by name")
+            raise StreamRefusal(404, "the log has no such table; /api/tables lists them by name")
         wanted = filters.parse(request.query_params.multi_items(), table.version)
         last = request.headers.getlist("last-event-id")
         if last:
@@ -163,7 +165,7 @@ class Streams:
             try:
                 lsn = LSN.parse(given[0])
             except ValueError:
-                raise Refusal(400, "from is no seq and no LSN such as 0/16E9088") from None
+                raise StreamRefusal(400, "from is no seq and no LSN such as 0/16E9088") from None
             return await asyncio.to_thread(self.hub.seq_at, lsn)
         return _seq(given) if given else None
 
@@ -175,7 +177,7 @@ class Streams:
             left = deadline - time.monotonic()
             if left <= 0:
                 newest = max(followed.channel.high, followed.channel.newest)
-                raise Refusal(
+                raise StreamRefusal(
                     410,
                     f"the log ends at seq {newest}, before this seq: it was started over",
                     newest=newest,
@@ -186,7 +188,7 @@ class Streams:
 def _seq(given: list[str]) -> int:
     text = given[0] if len(given) == 1 else ""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise Refusal(400, "Last-Event-ID or from is no seq: a number, the id of an event")
+        raise StreamRefusal(400, "Last-Event-ID or from is no seq: a number, the id of an event")
     return int(text)
 
 
@@ -238,7 +240,7 @@ class _Client:
                 await self._read_backlog(backlog, watch)
             finally:
                 await asyncio.to_thread(backlog.close)
-        except LagError:
+        except StreamLagError:
             await self._close("lag", self._lag())
         except CDCError as error:
             if not self._started:
@@ -271,7 +273,7 @@ class _Client:
         watch = asyncio.ensure_future(self._disconnected())
         try:
             await self._follow(watch)
-        except LagError:
+        except StreamLagError:
             await self._close("lag", self._lag())
         finally:
             watch.cancel()
@@ -285,7 +287,7 @@ class _Client:
             event = self._followed.event
             chunks = None if number is None else channel.since(number, _WRITE_BYTES)
             if chunks is None:
-                raise LagError
+                raise StreamLagError
             if chunks:
                 number = chunks[-1].number + 1
                 await self._write(chunks)
@@ -313,7 +315,7 @@ class _Client:
                 return
             await self._put(_RETRY + frontier, time.monotonic() + self._lag_seconds)
 
-    async def _write(self, chunks: list[Chunk]) -> None:
+    async def _write(self, chunks: list[StreamPart]) -> None:
         await self._begin(b"")
         deadline = max(chunks[0].at, self._since) + self._lag_seconds
         parts: list[bytes] = []
@@ -329,7 +331,7 @@ class _Client:
         if parts:
             await self._put(b"".join(parts), deadline)
 
-    def _parts(self, chunk: Chunk) -> list[bytes]:
+    def _parts(self, chunk: StreamPart) -> list[bytes]:
         """Return what the client gets of a chunk."""
         if chunk.high < self._seq:
             return []  # a frontier that it has passed would take it back
@@ -348,7 +350,7 @@ class _Client:
             async with asyncio.timeout_at(deadline):
                 await self._send({"type": "http.response.body", "body": body, "more_body": True})
         except TimeoutError:
-            raise LagError from None
+            raise StreamLagError from None
 
     def _lag(self) -> str:
         return (
@@ -378,7 +380,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-async def _refuse(send: Send, refusal: Refusal) -> None:
+async def _refuse(send: Send, refusal: StreamRefusal) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": refusal.body})

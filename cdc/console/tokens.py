@@ -60,7 +60,7 @@ class TokenError(Exception):
         self.status = status
 
 
-class Key(NamedTuple):
+class SigningKey(NamedTuple):
     """A public key, and the algorithms for which it is accepted."""
 
     public: Any  # one of cryptography's
@@ -75,7 +75,7 @@ class Viewer(NamedTuple):
     seconds: float | None = None
 
 
-def keys_of(document: bytes) -> dict[str, Key]:
+def keys_of(document: bytes) -> dict[str, SigningKey]:
     """Return the usable keys of a JWKS by their ids; raise UnavailableError where it has none."""
     try:
         listed: Any = orjson.loads(document)["keys"]
@@ -90,7 +90,7 @@ def keys_of(document: bytes) -> dict[str, Key]:
     return dict(reversed(found))
 
 
-def _usable(given: Any) -> list[tuple[str, Key]]:  # noqa: ANN401 - JSON
+def _usable(given: Any) -> list[tuple[str, SigningKey]]:  # noqa: ANN401 - JSON
     """Return a key with its id, in a list; an empty one for what signs no tokens."""
     if not isinstance(given, dict) or given.get("use", "sig") != "sig" or "d" in given:
         return []
@@ -105,7 +105,7 @@ def _usable(given: Any) -> list[tuple[str, Key]]:  # noqa: ANN401 - JSON
         is_long = key.Algorithm.check_key_length(key.key) is None
     except (jwt.PyJWTError, TypeError, ValueError):
         return []
-    return [(kid, Key(key.key, algorithms))] if is_long else []
+    return [(kid, SigningKey(key.key, algorithms))] if is_long else []
 
 
 def kid_of(token: str) -> str:
@@ -121,7 +121,7 @@ def kid_of(token: str) -> str:
     return kid
 
 
-def viewer_of(token: str, key: Key, oidc: Oidc) -> Viewer:
+def viewer_of(token: str, key: SigningKey, oidc: Oidc) -> Viewer:
     """Return who a token is about; raise TokenError where it is not accepted."""
     try:
         header = jwt.get_unverified_header(token)

@@ -29,16 +29,16 @@ from cdc.log import cleanup, names, reader, records, resume, topics, trace
 from cdc.log import frontiers as frontier_records
 from cdc.log.batch import Batch, BatchContents
 from cdc.log.completeness import Completeness
-from cdc.log.frontiers import Frontiers
+from cdc.log.frontiers import FrontierCounts
 from cdc.log.producer_pool import ProducerPool
 from cdc.log.topic_monitor import TopicMonitor
 from cdc.operate.compaction import CompactionHold
-from cdc.operate.health import State
+from cdc.operate.health import HealthState
 from cdc.operate.source_monitor import SourceMonitor
 from cdc.publication import continuity
 from cdc.sequence.intake import Intake
 from cdc.sequence.relations import Relations
-from cdc.sequence.replay import Replay
+from cdc.sequence.replay import SessionReplay
 from cdc.sequence.table_versions import TableVersions
 from cdc.snapshot.incremental import topic as incremental_topic
 from cdc.snapshot.incremental.fetcher import Fetcher
@@ -98,7 +98,7 @@ class Pipeline:
         )
         self._closing.callback(self.producers.abandon)
         self.admin = topics.admin(config)
-        self.process.to(State.STARTING, "fencing older writers and reading the resume record")
+        self.process.to(HealthState.STARTING, "fencing older writers and reading the resume record")
         if stale := self.run_blocking(lambda: reader.read_resume(config)):
             # Before anything is fenced: a stray daemon with another slot must not stop this log's.
             continuity.require_same_writer(config, stale[0])
@@ -124,7 +124,7 @@ class Pipeline:
             proven = continuity.check(config, identity, position, system, source)
         self.topic_monitor = TopicMonitor(config, self.admin, self.process.metrics)
         self.run_blocking(lambda: self.topic_monitor.start(identity, position))
-        replay = Replay(position, continuity.start_lsn(source), config.source.origin)
+        replay = SessionReplay(position, continuity.start_lsn(source), config.source.origin)
         self._prepare_stream(identity, position, replay)
         self.tables.adopt(self.run_blocking(lambda: self._clean_up(proven)))
         if topics.compacts(config):
@@ -167,7 +167,10 @@ class Pipeline:
             continuity.require_same_source(config, identity, position, system, source)
 
     def _prepare_stream(
-        self, identity: records.ResumeIdentity, position: records.ResumePosition, replay: Replay
+        self,
+        identity: records.ResumeIdentity,
+        position: records.ResumePosition,
+        replay: SessionReplay,
     ) -> None:
         config, self.replay = self.config, replay
         pending = [(topic, number) for topic, number, _ in position.pending]
@@ -181,7 +184,7 @@ class Pipeline:
         self.tables = TableVersions(
             config, self.sql, self.admin, self.batch, relations, identity, self.completeness
         )
-        self.frontiers = Frontiers(config.pipeline, identity.epoch, position, ends)
+        self.frontiers = FrontierCounts(config.pipeline, identity.epoch, position, ends)
         self.frontiers.state_found(
             self.run_blocking(lambda: reader.read_schema_topic(config, position.schemas_end))
         )
@@ -211,7 +214,9 @@ class Pipeline:
         self.incremental.adopt(logged, self.completeness)
         self._confirm()
         self.streaming = True
-        self.process.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")
+        self.process.to(
+            HealthState.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}"
+        )
 
     @property
     def proven(self) -> bool:

@@ -32,7 +32,7 @@ from cdc.errors import (
 )
 from cdc.operate.daemon_verdict import daemon_verdict
 from cdc.operate.followers import FollowersMonitor
-from cdc.operate.health import State
+from cdc.operate.health import HealthState
 from cdc.operate.http import serve
 from cdc.operate.webhooks import WebhooksMonitor
 from cdc.sequence.replay import HistoryError
@@ -76,9 +76,9 @@ class Daemon(ProcessState):
         self._doubts = 0  # sessions in a row that found another history than the log's
         self._refused_at: float | None = None  # monotonic, by a server that had accepted us
 
-    def to(self, state: State, reason: str) -> None:
+    def to(self, state: HealthState, reason: str) -> None:
         super().to(state, reason)
-        if state is State.STREAMING:
+        if state is HealthState.STREAMING:
             self._has_streamed, self._refused_at = True, None
 
     def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
@@ -104,7 +104,7 @@ class Daemon(ProcessState):
                 break
             except CDCError as error:
                 if not self._goes_on(error):
-                    self.to(State.HALTED, error.what)
+                    self.to(HealthState.HALTED, error.what)
                     log.error("halted", extra={"fields": {"error": error.what, "hint": error.hint}})  # noqa: TRY400 - the sentence is the message
                     return error.exit_code
                 self.reread = isinstance(error, RereadError)
@@ -138,7 +138,7 @@ class Daemon(ProcessState):
     def _start_over(self, error: CDCError, lasted_seconds: float) -> None:
         """Wait before the next session: briefly for a busy slot, else with growing backoff."""
         if isinstance(error, SlotBusyError):
-            self.to(State.STANDBY, error.what)
+            self.to(HealthState.STANDBY, error.what)
             seconds = _STANDBY_SECONDS
         else:
             if lasted_seconds > _HEALTHY_SECONDS:
@@ -149,7 +149,7 @@ class Daemon(ProcessState):
                 seconds = 0.0  # nothing has to recover
             if error.policy is Policy.SLOW:
                 seconds = SLOW_SECONDS
-            self.to(State.RECONNECTING, error.what)
+            self.to(HealthState.RECONNECTING, error.what)
             fenced = isinstance(error, FencedError)
             self.health.failed(error.what, "fencing" if fenced else "reconnect")
             # A walsender that encodes a row of hundreds of megabytes sends nothing meanwhile: with

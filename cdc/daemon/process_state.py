@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.events import LSN
 from cdc.log.publisher import PRODUCERS, TRANSACTION_TIMEOUT_SECONDS
-from cdc.operate.health import Health, State
+from cdc.operate.health import Health, HealthState
 from cdc.operate.metrics import Metrics
 from cdc.runtime.background import BackgroundThread
 
@@ -48,7 +48,7 @@ class ProcessState:
         self.stopping = False
         self.stop_asked_at = 0.0  # monotonic
 
-    def to(self, state: State, reason: str) -> None:
+    def to(self, state: HealthState, reason: str) -> None:
         """Enter a state, and log it once."""
         if state is not self.health.state:
             log.info(state.value, extra={"fields": {"reason": reason}})
@@ -58,7 +58,7 @@ class ProcessState:
     @property
     def wal_end(self) -> LSN | None:
         """The server's WAL end, while it is streamed."""
-        streaming = self.health.state is State.STREAMING
+        streaming = self.health.state is HealthState.STREAMING
         return LSN(self.metrics.wal_end_lsn) if streaming else None
 
     def transaction_took(self, seconds: float) -> None:
@@ -77,6 +77,6 @@ class ProcessState:
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
         """Note what the initial snapshot is doing, and how far it is."""
-        self.to(State.SNAPSHOTTING, reason)
+        self.to(HealthState.SNAPSHOTTING, reason)
         self.health.snapshotting(report)
         self.metrics.snapshot = report or self.metrics.snapshot

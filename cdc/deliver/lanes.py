@@ -22,7 +22,7 @@ _FIRST_WAIT_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 300.0
 
 
-class Event(NamedTuple):
+class KeyedEvent(NamedTuple):
     """An event to be delivered: its key's lane, its place in the log, and its JSON."""
 
     lane: Hashable
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 class Lane:
     """The events of one key that are not delivered yet."""
 
-    events: deque[Event] = field(default_factory=deque)
+    events: deque[KeyedEvent] = field(default_factory=deque)
     failures: int = 0  # of the first event, sent alone
     alone: bool = False  # whether it is sent without other lanes
     singly: bool = False  # and one event at a time
@@ -45,7 +45,7 @@ class Lane:
 class Sending(NamedTuple):
     """Events that are being sent in one request: of several lanes, or of one alone."""
 
-    events: list[Event]
+    events: list[KeyedEvent]
     parts: list[tuple[Lane, int]]  # how many of the first events of each lane
     alone: bool
 
@@ -82,7 +82,7 @@ class Lanes:
         """When the next lane has waited long enough; None if none waits."""
         return self._waiting[0][0] if self._waiting else None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: KeyedEvent) -> None:
         """Add an event after those of its key."""
         lane = self._lanes.get(event.lane)
         if lane is None:
@@ -104,7 +104,7 @@ class Lanes:
         return self._sending(lanes, alone=False) if lanes else None
 
     def _sending(self, lanes: Sequence[Lane], *, alone: bool) -> Sending:
-        events, parts = list[Event](), list[tuple[Lane, int]]()
+        events, parts = list[KeyedEvent](), list[tuple[Lane, int]]()
         for lane in lanes:
             most = 1 if lane.singly else self._most - len(events)
             part = list(islice(lane.events, most))
@@ -159,7 +159,7 @@ class Lanes:
         """The length of what is held."""
         return sum(len(event.value) for lane in self._lanes.values() for event in lane.events)
 
-    def drop(self, keep: Callable[[Event], bool]) -> None:
+    def drop(self, keep: Callable[[KeyedEvent], bool]) -> None:
         """Forget events that another member delivers now; none of them may be being sent."""
         for name, lane in list(self._lanes.items()):
             lane.events = deque(filter(keep, lane.events))

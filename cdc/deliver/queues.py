@@ -18,7 +18,7 @@ from cdc.deliver import undelivered
 from cdc.deliver.reading import GroupChange, change_of, topics_of
 from cdc.errors import ConfigError, GapError
 from cdc.log import names, queues, records, topics
-from cdc.log.acknowledged import Writer
+from cdc.log.acknowledged import AcknowledgedWriter
 from cdc.log.group_records import UndeliveredRecord, queue_group
 from cdc.log.queues import Delivered
 
@@ -63,7 +63,7 @@ class Queue:
         self._sent_at = 0.0
         self._retries = names.retries_topic(config.prefix), 0
         # Connected before the first change is given out, so that giving one up takes no time.
-        self._notes = Writer(config, topics.groups_topic(config).name)
+        self._notes = AcknowledgedWriter(config, topics.groups_topic(config).name)
         self._member = queues.ShareMember(config, record)
 
     def __enter__(self) -> Self:

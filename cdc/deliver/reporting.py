@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cdc.deliver.reporting")
 
 
-class Counts(NamedTuple):
+class DeliveryCounts(NamedTuple):
     """What a webhook has done since it began, and how it is."""
 
     delivered: int = 0
@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 class Reporter:
     """Reports what `counts` returns until the `with` ends: by an error that halts, or well."""
 
-    def __init__(self, config: Config, name: str, counts: Callable[[], Counts]) -> None:
+    def __init__(self, config: Config, name: str, counts: Callable[[], DeliveryCounts]) -> None:
         self._config, self._name, self._counts = config, name, counts
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._state: WebhookState = "delivering"

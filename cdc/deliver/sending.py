@@ -35,7 +35,7 @@ _NO_MORE: Final = 410
 _KEPT: Final = 32
 
 
-class Answer(NamedTuple):
+class DeliveryResult(NamedTuple):
     """What came of a request.
 
     Unless it is delivered, `why` says why not. `away`: the receiver as such does not answer;
@@ -86,7 +86,7 @@ class Sender:
         self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
         self._resolved = "", 0.0  # the address that was judged, and until when it is used
 
-    def send(self, message_id: str, body: bytes) -> Answer:
+    def send(self, message_id: str, body: bytes) -> DeliveryResult:
         """Send a message, and return what came of it. Redirects are not followed.
 
         Once connected it takes `timeout_seconds` at most, however the receiver sends or reads.
@@ -114,9 +114,9 @@ class Sender:
             # The status is the answer. Where the rest is long or late, the connection is closed.
             response.drain_conn()
         except CDCError as error:
-            return Answer(delivered=False, why=error.what, away=True)
+            return DeliveryResult(delivered=False, why=error.what, away=True)
         except urllib3.exceptions.HTTPError as error:
-            return Answer(delivered=False, why=self._why(error), away=True)
+            return DeliveryResult(delivered=False, why=self._why(error), away=True)
         return answer(status, wait)
 
     def _why(self, error: urllib3.exceptions.HTTPError) -> str:
@@ -164,13 +164,13 @@ class Sender:
         return found
 
 
-def answer(status: int, retry_after: str) -> Answer:
+def answer(status: int, retry_after: str) -> DeliveryResult:
     """Return what an HTTP status means."""
     if status in _OK:
-        return Answer(delivered=True)
+        return DeliveryResult(delivered=True)
     why = f"HTTP {status}"
     pause = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() else 0.0
     pause = min(pause, _LONGEST_PAUSE_SECONDS) if status in _AWAY else 0.0
-    return Answer(
+    return DeliveryResult(
         delivered=False, why=why, away=status in _AWAY, pause=pause, over=status == _NO_MORE
     )

@@ -18,7 +18,7 @@ from cdc.events import row_key
 from cdc.log import acknowledged, group_records, records, topics
 from cdc.log.consumer import LogConsumer
 from cdc.log.group_records import undelivered_key
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def event(config: Config, record: UndeliveredRecord) -> bytes:
 def message(config: Config, record: UndeliveredRecord) -> tuple[bytes | None, bytes]:
     """Return the key of an event's row and its JSON; raise GapError if it is deleted."""
     partition = record.topic, record.partition
-    wanted = Range(record.offset, record.offset + 1)
+    wanted = OffsetRange(record.offset, record.offset + 1)
     with closing(LogConsumer(config)) as consumer:
         consumer.expect_complete(partition, wanted)
         for _, messages in consumer.pieces({partition: wanted}):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.deliver import undelivered
-from cdc.deliver.lanes import Event, Lanes
+from cdc.deliver.lanes import KeyedEvent, Lanes
 from cdc.deliver.reading import topics_of
-from cdc.deliver.reporting import Counts, Reporter
-from cdc.deliver.sending import Answer, Sender
+from cdc.deliver.reporting import DeliveryCounts, Reporter
+from cdc.deliver.sending import DeliveryResult, Sender
 from cdc.errors import CDCError, ConfigError, Policy, UnavailableError
 from cdc.log import names
 from cdc.log.group_records import UndeliveredRecord, webhook_group
@@ -57,7 +57,7 @@ class Webhook:
         self._settings = settings = chosen(config, name)
         self._sender = Sender(settings)
         self._lanes = Lanes(settings.batch, lambda: random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-        self._running: dict[Future[Answer], Sending] = {}
+        self._running: dict[Future[DeliveryResult], Sending] = {}
         self._pool = ThreadPoolExecutor(settings.connections, thread_name_prefix=f"webhook {name}")
         self._bytes = 0
         self._delivered = self._given_up = 0
@@ -75,11 +75,11 @@ class Webhook:
         )
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> DeliveryCounts:
         """What it has done."""
         away = self._why if self._is_away else ""
         lanes = self._lanes
-        return Counts(
+        return DeliveryCounts(
             self._delivered,
             self._given_up,
             lanes.held,
@@ -137,13 +137,13 @@ class Webhook:
                 return
             self._running[self._pool.submit(self._send, sending)] = sending
 
-    def _send(self, sending: Sending) -> Answer:
+    def _send(self, sending: Sending) -> DeliveryResult:
         # An event's own id is in the message; the message's stays the same when it is sent again.
         first = event_id(self._config, sending.events[0])
         message_id = first if len(sending.events) == 1 else f"{first}+{len(sending.events) - 1}"
         return self._sender.send(message_id, message(self._config, sending.events))
 
-    def _note(self, sending: Sending, answer: Answer) -> None:
+    def _note(self, sending: Sending, answer: DeliveryResult) -> None:
         now = time.monotonic()
         if answer.over:
             raise ConfigError(
@@ -239,8 +239,8 @@ def deliver(
                     time.sleep(_IDLE_SECONDS)
 
 
-def _counts_of(webhook: Webhook | None) -> Counts:
-    return Counts() if webhook is None else webhook.counts
+def _counts_of(webhook: Webhook | None) -> DeliveryCounts:
+    return DeliveryCounts() if webhook is None else webhook.counts
 
 
 def chosen(config: Config, name: str) -> WebhookSettings:
@@ -254,12 +254,12 @@ def chosen(config: Config, name: str) -> WebhookSettings:
     return found
 
 
-def event_id(config: Config, event: Event) -> str:
+def event_id(config: Config, event: KeyedEvent) -> str:
     """Return an event's id: the same whenever it is sent."""
     return undelivered.event_id(config, event.value)
 
 
-def message(config: Config, events: Sequence[Event]) -> bytes:
+def message(config: Config, events: Sequence[KeyedEvent]) -> bytes:
     """Return a message's body: the events as the log has them, each with its id and table."""
     parts = []
     for event in events:
@@ -277,7 +277,7 @@ def send_again(config: Config, name: str, ids: tuple[str, ...]) -> list[tuple[st
     found = []
     for record in undelivered.chosen(config, webhook_group(name), ids):
         value = undelivered.event(config, record)
-        event = Event(None, record.topic, record.partition, record.offset, value)
+        event = KeyedEvent(None, record.topic, record.partition, record.offset, value)
         answer = sender.send(record.id, message(config, [event]))
         if answer.delivered:
             undelivered.write(config, undelivered.decided(record, "sent again"))
@@ -286,8 +286,8 @@ def send_again(config: Config, name: str, ids: tuple[str, ...]) -> list[tuple[st
     return found
 
 
-def _event(received: Received) -> Event:
+def _event(received: Received) -> KeyedEvent:
     topic, number = received.partition
     # Without a key rows have no order but the partition's.
     lane = (topic, received.key if received.key is not None else number)
-    return Event(lane, topic, number, received.offset, received.value)
+    return KeyedEvent(lane, topic, number, received.offset, received.value)

@@ -38,7 +38,7 @@ _SHAPES: Final = 1_024
 _END: Final = "    if q != e: raise malformed(e - s)"
 
 
-class RowSource:
+class FunctionText:
     """The functions of one table version, as source text and as formats."""
 
     def __init__(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cdc.encode.compiler import NULL, RowSource
+from cdc.encode.compiler import NULL, FunctionText
 from cdc.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Encoder:
         self, schema: SchemaRecord, database: str, name: str, partitions: int,
         masks: Sequence[ColumnMask | None] = (), ciphers: Ciphers | None = None,
     ) -> None:  # fmt: skip
-        source = RowSource(schema, database, name, masks, ciphers)
+        source = FunctionText(schema, database, name, masks, ciphers)
         self._functions = functions = source.compile()
         self.schema = schema
         self._source = source
@@ -76,7 +76,7 @@ class Encoder:
 
     @cached_property
     def copied(self) -> Callable[[bytes, int, int, bytes, int, int], tuple[bytes | None, bytes]]:
-        """The function for key and event of a row of a binary COPY; see `RowSource.copied`."""
+        """The function for key and event of a row of a binary COPY; see `FunctionText.copied`."""
         return self._functions["copied"]  # type: ignore[no-any-return] # a function made of text
 
     @cached_property

@@ -206,7 +206,7 @@ def _array_of(
     guessed: bool,  # noqa: FBT001 - as the forms write it
 ) -> values_structures.Form:
     """Return the function that reads arrays whose elements have the form `element`."""
-    return values_structures.Reader(
+    return values_structures.ArrayReader(
         _function(element), delimiter.encode(), _function(otherwise), guessed=guessed
     )
 

@@ -88,7 +88,7 @@ def texts(text: bytes) -> bytes:
     return dumps(elements)
 
 
-class Reader:
+class ArrayReader:
     """The form of arrays whose elements have the form `element`.
 
     `otherwise` is the form of text that has no JSON array. `guessed`: only the type's name
@@ -150,9 +150,9 @@ def _is_array(text: bytes) -> bool:
 
 
 # For arrays that the fast forms leave to the parser.
-_FLOATS: Final = Reader(floating, b",", quoted)
-_WORDS: Final = Reader(quoted, b",", string)
-_TEXTS: Final = Reader(string, b",", string)
+_FLOATS: Final = ArrayReader(floating, b",", quoted)
+_WORDS: Final = ArrayReader(quoted, b",", string)
+_TEXTS: Final = ArrayReader(string, b",", string)
 
 
 def hstore(text: bytes) -> bytes:

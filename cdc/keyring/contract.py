@@ -68,12 +68,12 @@ class Keyring(Protocol):
         """Return how often a subject was forgotten or allowed: then a cached key may be deleted."""
         ...
 
-    def counts(self) -> Counts:
+    def counts(self) -> KeyCounts:
         """Return how many subjects there are."""
         ...
 
 
-class Counts(NamedTuple):
+class KeyCounts(NamedTuple):
     """How many subjects have a key, and how many are forgotten."""
 
     keys: int

@@ -28,8 +28,8 @@ from cdc.keyring.contract import (
     KEY_BYTES,
     KEY_NUMBER_BYTES,
     KEYRING_NUMBER_BYTES,
-    Counts,
     Key,
+    KeyCounts,
 )
 
 if TYPE_CHECKING:
@@ -174,12 +174,12 @@ class FileKeyring:
             )
         return was
 
-    def counts(self) -> Counts:
+    def counts(self) -> KeyCounts:
         with self._lock, _translated(self._path):
             ((keys, forgotten),) = self._rows(
                 "SELECT (SELECT count(*) FROM keys), (SELECT count(*) FROM forgotten)"
             )
-        return Counts(keys, forgotten)
+        return KeyCounts(keys, forgotten)
 
     def changes(self) -> int:
         with self._lock, _translated(self._path):

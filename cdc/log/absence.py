@@ -24,7 +24,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from cdc.errors import CDCError, UnavailableError
 from cdc.log import names, topics
 from cdc.log.client import LEADER_SECONDS, NO_LEADER, translated
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -82,11 +82,11 @@ def expect_set_up(config: Config) -> None:
         )
 
 
-def confirmed(config: Config, first: dict[Partition, Range]) -> dict[Partition, Range]:
+def confirmed(config: Config, first: dict[Partition, OffsetRange]) -> dict[Partition, OffsetRange]:
     """Return offsets from one answer, combined with the answer to a second client."""
     second = spans(config, first)
     return {
-        each: Range(min(low, second[each].start), max(end, second[each].end))
+        each: OffsetRange(min(low, second[each].start), max(end, second[each].end))
         for each, (low, end) in first.items()
     }
 
@@ -154,7 +154,7 @@ def spans(
     config: Config,
     partitions: Iterable[Partition],
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-) -> dict[Partition, Range]:
+) -> dict[Partition, OffsetRange]:
     """Return the first offset and the end of partitions, as a reader with `isolation` sees them."""
     parts = [TopicPartition(*each) for each in partitions]
     if not parts:
@@ -164,7 +164,7 @@ def spans(
     # One after the other: librdkafka 2.16 may crash if a client looks up leaders twice at once.
     lows = _offsets(client, parts, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
     found = _offsets(client, parts, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
-    return {each: Range(lows[each], end) for each, end in found.items()}
+    return {each: OffsetRange(lows[each], end) for each, end in found.items()}
 
 
 def ends(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 30.0
 
 
-class Writer:
+class AcknowledgedWriter:
     """Writes into one topic's partition 0, with a connection that stays open."""
 
     def __init__(self, config: Config, topic: str) -> None:
@@ -53,4 +53,4 @@ class Writer:
 
 def write(config: Config, topic: str, written: Iterable[tuple[bytes, bytes | None]]) -> None:
     """Return once the log holds these keys and values, in partition 0. Blocks."""
-    Writer(config, topic).write(written)
+    AcknowledgedWriter(config, topic).write(written)

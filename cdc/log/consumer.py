@@ -30,7 +30,7 @@ from confluent_kafka import (
 from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.log import absence
 from cdc.log.client import NOT_THERE, UNREADABLE, settings, translate, translated, watermarks
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -114,13 +114,13 @@ class LogConsumer:
 
     # --- where partitions begin and end ---
 
-    def look_up(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
+    def look_up(self, partitions: Iterable[Partition]) -> dict[Partition, OffsetRange]:
         """Return the offsets that each partition holds, by one answer; it may be outdated."""
         found = {}
         for topic, number in partitions:
             with translated(f"looking up the offsets of {topic} [{number}]", self._client):
                 self._connect(topic, LOOKUP_SECONDS)
-                found[topic, number] = Range(
+                found[topic, number] = OffsetRange(
                     *watermarks(self._client, TopicPartition(topic, number), LOOKUP_SECONDS)
                 )
             self._located.add(topic)
@@ -135,11 +135,11 @@ class LogConsumer:
             self._client.list_topics(topic, timeout=seconds)
             self._is_connected = True
 
-    def confirmed(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
+    def confirmed(self, partitions: Iterable[Partition]) -> dict[Partition, OffsetRange]:
         """Return the offsets that each partition holds, by the answers to two clients."""
         return absence.confirmed(self._config, self.look_up(partitions))
 
-    def confirmed_if_exists(self, partition: Partition) -> Range | None:
+    def confirmed_if_exists(self, partition: Partition) -> OffsetRange | None:
         """Return the offsets that the partition holds; None if its topic is proven not to exist.
 
         Raises UnavailableError if the brokers alternate between knowing the topic and not.
@@ -156,7 +156,7 @@ class LogConsumer:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def remaining(self, partition: Partition, wanted: Range) -> Range:
+    def remaining(self, partition: Partition, wanted: OffsetRange) -> OffsetRange:
         """Return what retention has left of a range; raise GapError if its end does not exist."""
         topic, number = partition
         try:
@@ -170,16 +170,18 @@ class LogConsumer:
                 ) from error
             raise
         if high < wanted.end or low > wanted.start:
-            low, high = absence.confirmed(self._config, {partition: Range(low, high)})[partition]
+            low, high = absence.confirmed(self._config, {partition: OffsetRange(low, high)})[
+                partition
+            ]
         if high < wanted.end:
             absence.expect_not_held(self._config, partition, wanted.end)
             raise GapError(
                 f"{topic} [{number}] ends at offset {high}, and should reach {wanted.end}",
                 hint="the topic was created again, or cut by an unclean election",
             )
-        return Range(max(low, wanted.start), wanted.end)
+        return OffsetRange(max(low, wanted.start), wanted.end)
 
-    def expect_complete(self, partition: Partition, wanted: Range) -> None:
+    def expect_complete(self, partition: Partition, wanted: OffsetRange) -> None:
         """Raise GapError unless the partition still has the complete range."""
         there = self.remaining(partition, wanted)
         if there.start > wanted.start:
@@ -192,7 +194,7 @@ class LogConsumer:
     # --- ranges ---
 
     def pieces(
-        self, ranges: Mapping[Partition, Range]
+        self, ranges: Mapping[Partition, OffsetRange]
     ) -> Iterator[tuple[Partition, list[Message]]]:
         """Yield the ranges' records as they arrive, each partition's in its order.
 
@@ -219,7 +221,7 @@ class LogConsumer:
                 self._client.unassign()
             self._skipped.clear()
 
-    def oldest_us(self, ranges: Mapping[Partition, Range]) -> int | None:
+    def oldest_us(self, ranges: Mapping[Partition, OffsetRange]) -> int | None:
         """Return when the log took the first record of the ranges; None if there is none."""
         found = list[int]()
         for partition, messages in self.pieces(ranges):
@@ -234,7 +236,7 @@ class LogConsumer:
         self._client.pause([TopicPartition(*partition)])
 
     def _by_partition(
-        self, messages: list[Message], ranges: Mapping[Partition, Range]
+        self, messages: list[Message], ranges: Mapping[Partition, OffsetRange]
     ) -> dict[Partition, list[Message]]:
         """Return the records in the ranges; note which ranges are complete with them."""
         found: dict[Partition, list[Message]] = {}
@@ -260,7 +262,7 @@ class LogConsumer:
                 del self._ends[partition]
         return found
 
-    def _silent(self, ranges: Mapping[Partition, Range]) -> CDCError:
+    def _silent(self, ranges: Mapping[Partition, OffsetRange]) -> CDCError:
         """Return the error that nothing arrives, or raise the gap that is its cause."""
         for partition in self._ends:
             self.remaining(partition, ranges[partition])
@@ -336,7 +338,9 @@ class LogConsumer:
         """The topic that errors name."""
         return next(iter(self.positions), ("nothing", 0))[0]
 
-    def _fail(self, error: KafkaError, partition: Partition, wanted: Range | None = None) -> None:
+    def _fail(
+        self, error: KafkaError, partition: Partition, wanted: OffsetRange | None = None
+    ) -> None:
         """Raise an error of a partition: the gap, if it is proven; else it may be temporary."""
         code = error.code()
         if code == KafkaError.GROUP_AUTHORIZATION_FAILED:

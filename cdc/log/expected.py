@@ -15,8 +15,8 @@ from cdc.log import names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from cdc.log.frontiers import Frontiers
-    from cdc.log.offsets import Observed, Span
+    from cdc.log.frontiers import FrontierCounts
+    from cdc.log.offsets import Observed, OffsetSpan
     from cdc.log.partitions import Partition
     from cdc.log.records import FrontierRecord, ResumePosition
 
@@ -83,7 +83,7 @@ class Expected:
         for topic, number, events in position.pending:
             self.ends[topic, number] = self.ends.get((topic, number), 0) + events
 
-    def add_acknowledged(self, frontiers: Frontiers, compacted: set[str], now: float) -> None:
+    def add_acknowledged(self, frontiers: FrontierCounts, compacted: set[str], now: float) -> None:
         """Add what the brokers have acknowledged to this session, to be retained from now on."""
         self.regressed.update(frontiers.regressed)
         for partition, end in frontiers.ends.items():
@@ -176,7 +176,9 @@ def _topic(expected: Expected, topic: str, topic_id: str, partitions: int) -> It
         )
 
 
-def _beginning(partition: Partition, span: Span, retained: Retained | None) -> Iterator[CDCError]:
+def _beginning(
+    partition: Partition, span: OffsetSpan, retained: Retained | None
+) -> Iterator[CDCError]:
     """Yield what was deleted from the beginning of a partition before its retention ended."""
     topic, number = partition
     if topic.endswith(_SCHEMAS) and span.first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.log import names, records
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class FrontierSearch:
 
     def read(self, start: int, end: int) -> Iterator[Placed]:
         """Yield the records between two offsets."""
-        for _, messages in self._reader.pieces({(self._topic, 0): Range(start, end)}):
+        for _, messages in self._reader.pieces({(self._topic, 0): OffsetRange(start, end)}):
             for message in messages:
                 value = message.value() or b""
                 record = records.decode(records.FrontierRecord, value, self._topic)

@@ -15,7 +15,7 @@ from cdc.errors import GapError
 from cdc.log import absence, names, records
 from cdc.log.client import translate
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
             )
         if offset < first:
             return None
-        for _, messages in consumer.pieces({(topic, 0): Range(offset, offset + 1)}):
+        for _, messages in consumer.pieces({(topic, 0): OffsetRange(offset, offset + 1)}):
             return records.decode(records.FrontierRecord, messages[0].value() or b"", topic)
     raise GapError(
         f"{topic} has no frontier at offset {offset}, where one was",

@@ -44,7 +44,7 @@ class Pending(NamedTuple):
     schemas_end: int
 
 
-class Frontiers:
+class FrontierCounts:
     """The count and the end of every partition that moved since the last frontier record."""
 
     def __init__(

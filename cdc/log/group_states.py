@@ -21,7 +21,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from cdc.log import topics
 from cdc.log.client import translated
 from cdc.log.groups import group_id
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -37,7 +37,7 @@ class GroupState(NamedTuple):
     name: str
     members: int
     committed: dict[Partition, int]
-    held: dict[Partition, Range]
+    held: dict[Partition, OffsetRange]
     gap: str = ""  # why it cannot go on where it was
 
     @property
@@ -46,10 +46,10 @@ class GroupState(NamedTuple):
         return sum(max(0, held.end - self.committed[at]) for at, held in self.held.items())
 
     @property
-    def unacknowledged(self) -> dict[Partition, Range]:
+    def unacknowledged(self) -> dict[Partition, OffsetRange]:
         """The ranges that are not acknowledged and still held."""
         ranges = {
-            at: Range(max(held.start, self.committed[at]), held.end)
+            at: OffsetRange(max(held.start, self.committed[at]), held.end)
             for at, held in self.held.items()
         }
         return {at: each for at, each in ranges.items() if each.start < each.end}
@@ -86,7 +86,7 @@ def state(client: Admin, config: Config, record: GroupRecord) -> GroupState:
     return GroupState(record.group, members, committed, held, gap)
 
 
-def _held(client: Admin, places: list[Partition]) -> dict[Partition, Range]:
+def _held(client: Admin, places: list[Partition]) -> dict[Partition, OffsetRange]:
     ends = list[dict[Partition, int]]()
     if not places:
         return {}
@@ -100,7 +100,7 @@ def _held(client: Admin, places: list[Partition]) -> dict[Partition, Range]:
         ends.append(
             {(at.topic, at.partition): done.result().offset for at, done in answers.items()}
         )
-    return {at: Range(start, ends[1][at]) for at, start in ends[0].items()}
+    return {at: OffsetRange(start, ends[1][at]) for at, start in ends[0].items()}
 
 
 def _committed(client: Admin, name: str, places: list[Partition]) -> dict[Partition, int]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
 
 # Where a group starts: an LSN and a time stand for the first record at or shortly before it.
 Start = str | LSN | datetime
@@ -479,7 +479,7 @@ def _commit(client: Consumer, places: Mapping[Partition, GroupPlace]) -> None:
             raise KafkaException(each.error)
 
 
-def _expect_held(name: str, partition: Partition, start: int, held: Range) -> None:
+def _expect_held(name: str, partition: Partition, start: int, held: OffsetRange) -> None:
     topic, number = partition
     if held.start > start:
         raise GapError(

@@ -29,7 +29,7 @@ TRANSACTION_LOG: Final = "__transaction_state"
 _PROBE_SECONDS: Final = 20.0
 
 
-class Cluster(NamedTuple):
+class InspectedCluster(NamedTuple):
     """The cluster, and the settings of one broker; `{}` if we may not read them."""
 
     cluster_id: str
@@ -48,7 +48,7 @@ class TopicFacts(NamedTuple):
     settings: dict[str, str]
 
 
-def cluster(client: AdminClient) -> Cluster:
+def cluster(client: AdminClient) -> InspectedCluster:
     """Return the cluster's facts; raise UnavailableError if no broker answers."""
     with translated("asking the Kafka cluster about itself"):
         found = client.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
@@ -59,7 +59,7 @@ def cluster(client: AdminClient) -> Cluster:
         values = {name: entry.value for name, entry in answered[asked].result().items()}
     except KafkaException:
         values = {}  # the principal may lack the permission to read brokers' settings
-    return Cluster(found.cluster_id or "", len(nodes), values)
+    return InspectedCluster(found.cluster_id or "", len(nodes), values)
 
 
 def topics(client: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:

@@ -17,7 +17,7 @@ from cdc.errors import CDCError
 from cdc.log import absence, names, topics
 from cdc.log.client import REACH_SECONDS, reach
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +98,7 @@ class NewestReader:
             self._read_all(consumer, admin)
             return
         for topic, each in known.items():
-            self._add(consumer, topic, Range(each.next, ends[topic, 0]))
+            self._add(consumer, topic, OffsetRange(each.next, ends[topic, 0]))
 
     def _read_all(self, consumer: LogConsumer, admin: topics.Admin) -> None:
         """Look up by two clients where each topic ends, and read what is not known of it."""
@@ -113,9 +113,9 @@ class NewestReader:
             if known is None or known.topic_id != topic_id or known.next > there.end:
                 known = NewestRecords(topic_id)
             self._known[topic] = known
-            self._add(consumer, topic, Range(max(known.next, there.start), there.end))
+            self._add(consumer, topic, OffsetRange(max(known.next, there.start), there.end))
 
-    def _add(self, consumer: LogConsumer, topic: str, wanted: Range) -> None:
+    def _add(self, consumer: LogConsumer, topic: str, wanted: OffsetRange) -> None:
         """Add the records of a range; of the frontiers, which may be millions, only the last."""
         known, found = self._known[topic], list[Message]()
         for tail in wanted.tails(_TAIL_OFFSETS) if topic == self._frontiers else [wanted]:

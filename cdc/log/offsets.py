@@ -40,7 +40,7 @@ _SPAN: Final = (
 )
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """One partition's offsets: its records start at `first` and end before `end`.
 
     `stable` is the last stable offset, where a read_committed reader stops: the first record of the
@@ -58,10 +58,10 @@ class Observed(NamedTuple):
     topics: dict[str, tuple[str, int]]  # id and partition count
     missing: frozenset[str]
     unanswered: frozenset[str]
-    spans: dict[Partition, Span]
+    spans: dict[Partition, OffsetSpan]
 
 
-class Question:
+class OffsetsQuestion:
     """One question about some topics, in flight."""
 
     def __init__(self, admin: Admin, topics: dict[str, int]) -> None:
@@ -111,13 +111,13 @@ class Question:
         unanswered = self._described.keys() - topics.keys() - missing
         return Observed(topics, frozenset(missing), frozenset(unanswered), self._spans())
 
-    def _spans(self) -> dict[Partition, Span]:
+    def _spans(self) -> dict[Partition, OffsetSpan]:
         answers: dict[Partition, list[int]] = {}
         for asked in self._offsets:
             for part, future in asked.items():
                 if (offset := _offset(future)) is not None:
                     answers.setdefault((str(part.topic), part.partition), []).append(offset)
-        return {each: Span(*its) for each, its in answers.items() if len(its) == len(_SPAN)}
+        return {each: OffsetSpan(*its) for each, its in answers.items() if len(its) == len(_SPAN)}
 
 
 def _offset(future: Future[object]) -> int | None:

@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 Partition: TypeAlias = "tuple[str, int]"  # the topic's name, and the partition's number
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets of one partition: from `start` to before `end`."""
 
     start: int
     end: int
 
-    def tails(self, offsets: int) -> Iterator[Range]:
+    def tails(self, offsets: int) -> Iterator[OffsetRange]:
         """Yield its end, each time from ten times as far back, and at last all of it.
 
         For its last records: at its end there may be transaction markers only, however many.
         """
         while self.end - offsets > self.start:
-            yield Range(self.end - offsets, self.end)
+            yield OffsetRange(self.end - offsets, self.end)
             offsets *= 10
         yield self

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
 
 
 class Records(NamedTuple):
@@ -32,7 +32,7 @@ class RangeReader(LogConsumer):
         super().__init__(config, skip_deleted=True, wait_ms=10)
 
     def read(
-        self, ranges: Mapping[Partition, Range], max_bytes: int | None = None
+        self, ranges: Mapping[Partition, OffsetRange], max_bytes: int | None = None
     ) -> dict[Partition, Records] | None:
         """Return the events in the ranges; None if they are more than `max_bytes`."""
         keys: dict[Partition, list[bytes | None]] = {each: [] for each in ranges}
@@ -53,7 +53,7 @@ class RangeReader(LogConsumer):
                 return None
         return {each: Records(keys[each], values[each], sizes[each]) for each in ranges}
 
-    def first_events(self, ranges: Mapping[Partition, Range]) -> dict[Partition, bytes]:
+    def first_events(self, ranges: Mapping[Partition, OffsetRange]) -> dict[Partition, bytes]:
         """Return the first event of each range that has one."""
         found: dict[Partition, bytes] = {}
         for partition, messages in self.pieces(ranges):

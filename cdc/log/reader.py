@@ -13,7 +13,7 @@ from cdc.errors import CDCError, FencedError, GapError, Policy
 from cdc.events import row_key
 from cdc.log import absence, names, records
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -165,7 +165,7 @@ def read_schema_topic(config: Config, start: int = 0) -> TopicRecords:
             return TopicRecords([], 0)
         # A topic that was created again has fewer: all of them count then.
         first = start if start <= there.end else 0
-        pieces = consumer.pieces({(topic, 0): Range(max(first, there.start), there.end)})
+        pieces = consumer.pieces({(topic, 0): OffsetRange(max(first, there.start), there.end)})
         found = [(each.key() or b"", each.value()) for _, piece in pieces for each in piece]
         return TopicRecords(found, there.end)
 
@@ -221,7 +221,7 @@ def written_ends(config: Config, partitions: Collection[Partition]) -> dict[Part
     return {each: max(end, every[each].end) for each, end in ends.items()}
 
 
-def offsets(config: Config, partitions: Collection[Partition]) -> dict[Partition, Range]:
+def offsets(config: Config, partitions: Collection[Partition]) -> dict[Partition, OffsetRange]:
     """Return the offsets that each partition holds, by two answers."""
     if not partitions:
         return {}

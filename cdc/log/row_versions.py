@@ -10,7 +10,7 @@ import msgspec
 _OPS: Final = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 
 
-class RowSource(msgspec.Struct, kw_only=True):
+class VersionSource(msgspec.Struct, kw_only=True):
     """What a version takes of an event's `source`."""
 
     seq: int
@@ -24,7 +24,7 @@ class RowEvent(msgspec.Struct, kw_only=True):
     """What a version takes of an event; readers add what else they need."""
 
     op: str
-    source: RowSource
+    source: VersionSource
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
 

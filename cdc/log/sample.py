@@ -16,7 +16,7 @@ from cdc.errors import ConfigError
 from cdc.log import names, records
 from cdc.log.client import reach
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.tail import decoded
 
@@ -119,8 +119,8 @@ class _Counted:
     def _published(self, topic: str) -> int:
         return self.topics[topic].published_ms
 
-    def _last(self, partition: Partition, share: int) -> Range:
+    def _last(self, partition: Partition, share: int) -> OffsetRange:
         """Return where a partition has its part of the newest events of its topic."""
         events, end = self._events[partition], self._ends[partition]
         part = -(-share * events // self.topics[partition[0]].events)
-        return Range(max(0, end - _OFFSETS_PER_EVENT * (min(events, part) + 1)), end)
+        return OffsetRange(max(0, end - _OFFSETS_PER_EVENT * (min(events, part) + 1)), end)

@@ -24,7 +24,7 @@ from cdc.log import compaction, reader
 from cdc.log.consumer import LogConsumer
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.frontier_tail import FrontierTail
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _FARTHER: Final = 8
 _POLL_SECONDS: Final = 0.5
 
 
-class Change(NamedTuple):
+class LoggedChange(NamedTuple):
     """One event of the table, as the log has it."""
 
     seq: int
@@ -59,11 +59,11 @@ class TableCut(NamedTuple):
 
     low: int
     high: int
-    changes: list[Change]
+    changes: list[LoggedChange]
     frontier: FrontierRecord | None
 
 
-class Start(NamedTuple):
+class ReadStart(NamedTuple):
     """Where reading starts: after an offset of the frontier topic, and the seq there."""
 
     place: int
@@ -82,7 +82,7 @@ class _Numbered(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(_Numbered)
 
 
-def start_at(search: FrontierSearch, seq: int | None, *, back: int = 0) -> Start | None:
+def start_at(search: FrontierSearch, seq: int | None, *, back: int = 0) -> ReadStart | None:
     """Return where to read what is above a seq; None if the log has no frontier yet.
 
     Without a seq, at the newest frontier; then `back` is how many offsets earlier.
@@ -94,9 +94,9 @@ def start_at(search: FrontierSearch, seq: int | None, *, back: int = 0) -> Start
     if placed is not None and back:
         placed = search.at_or_after(max(search.first, placed.offset - back)) or placed
     if placed is not None:
-        return Start(placed.offset + 1, placed.record.seq, placed.record)
+        return ReadStart(placed.offset + 1, placed.record.seq, placed.record)
     first = search.at_or_after(search.first)
-    return None if first is None else Start(first.offset, first.record.above, None)
+    return None if first is None else ReadStart(first.offset, first.record.above, None)
 
 
 def oldest_seq(config: Config, search: FrontierSearch, partitions: Iterable[Partition]) -> int:
@@ -134,7 +134,7 @@ class TableCuts:
         self,
         config: Config,
         topic: str,
-        start: Start,
+        start: ReadStart,
         partitions: Collection[Partition] | None = None,
     ) -> None:
         """Read all partitions, or only these."""
@@ -185,7 +185,7 @@ class TableCuts:
             return
         for topic, number, end, events in record.partitions:
             if self._reads(topic, number):
-                [found] = (self._ranges.read({(topic, number): Range(0, end)}) or {}).values()
+                [found] = (self._ranges.read({(topic, number): OffsetRange(0, end)}) or {}).values()
                 if len(found.values) != events:
                     raise self._incomplete((topic, number), end, events, 0)
 
@@ -215,12 +215,12 @@ class TableCuts:
         self._ends.update(ends)
         yield TableCut(low, last.seq, changes, last)
 
-    def _located(self, partition: Partition, end: int, events: int, low: int) -> list[Change]:
+    def _located(self, partition: Partition, end: int, events: int, low: int) -> list[LoggedChange]:
         """Return a partition's changes above `low`, which must be `events`."""
         for start in self._starts(partition, end, events):
-            [found] = (self._ranges.read({partition: Range(start, end)}) or {}).values()
+            [found] = (self._ranges.read({partition: OffsetRange(start, end)}) or {}).values()
             changes = [
-                Change(seq, key, value)
+                LoggedChange(seq, key, value)
                 for key, value in zip(found.keys, found.values, strict=True)
                 if (seq := _seq(value, self._topic)) > low
             ]
@@ -252,7 +252,7 @@ class TableCuts:
         with ExitStack() as stack:
             streams = []
             for each, events in counts.items():
-                wanted = Range(self._first(each, ends[each], events, low), ends[each])
+                wanted = OffsetRange(self._first(each, ends[each], events, low), ends[each])
                 self._ranges.expect_complete(each, wanted)
                 # One that does not skip what is deleted meanwhile.
                 consumer = stack.enter_context(closing(LogConsumer(self._config)))
@@ -268,7 +268,7 @@ class TableCuts:
         """Return the offset of a partition's first change above `low`, once all were counted."""
         for start in self._starts(partition, end, events):
             first, count = end, 0
-            for _, messages in self._ranges.pieces({partition: Range(start, end)}):
+            for _, messages in self._ranges.pieces({partition: OffsetRange(start, end)}):
                 for message in messages:
                     value = message.value()
                     if value is not None and _seq(value, self._topic) > low:
@@ -309,13 +309,13 @@ def expect_counted(
 
 
 def _changes(
-    consumer: LogConsumer, partition: Partition, wanted: Range, low: int
-) -> Iterator[Change]:
+    consumer: LogConsumer, partition: Partition, wanted: OffsetRange, low: int
+) -> Iterator[LoggedChange]:
     for _, messages in consumer.pieces({partition: wanted}):
         for message in messages:
             value = message.value()
             if value is not None and (seq := _seq(value, partition[0])) > low:
-                yield Change(seq, row_key(message.key()), value)
+                yield LoggedChange(seq, row_key(message.key()), value)
 
 
 def _seq(value: bytes, topic: str) -> int:

@@ -29,14 +29,14 @@ from msgspec.structs import replace
 from cdc.errors import CDCError, FencedError, GapError, UnavailableError
 from cdc.log import names, reader, topics, trace
 from cdc.log.expected import START_OVER, Expected, same_seq, verify
-from cdc.log.offsets import Observed, Question, Span
+from cdc.log.offsets import Observed, OffsetSpan, OffsetsQuestion
 from cdc.log.policies import Policies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
-    from cdc.log.frontiers import Frontiers
+    from cdc.log.frontiers import FrontierCounts
     from cdc.log.partitions import Partition
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.log.topics import Admin
@@ -90,7 +90,7 @@ class TopicMonitor:
         )
         optional = (names.messages_topic, names.dead_topic, names.snapshot_topic)
         self._expected = Expected(optional=frozenset(name(config.prefix) for name in optional))
-        self._question: Question | None = None
+        self._question: OffsetsQuestion | None = None
         self._suspect = ""
         self._due_at = 0.0
         self._next = self._asked = 0
@@ -115,7 +115,7 @@ class TopicMonitor:
         seen = {name: its for name, its in self._expected.topic_ids.items() if name in self._own}
         return replace(identity, topic_ids=seen | identity.topic_ids)
 
-    def poll(self, identity: ResumeIdentity, frontiers: Frontiers) -> None:
+    def poll(self, identity: ResumeIdentity, frontiers: FrontierCounts) -> None:
         """Check the topics if it is time to, and never wait. Raises GapError or ConfigError.
 
         `frontiers` have the partitions' ends as brokers reported them to this session's producers.
@@ -152,9 +152,9 @@ class TopicMonitor:
             pass  # a daemon is running, and has compared them at its start
         except GapError as problem:
             found.append(problem)
-        first = Question(self._admin, self._expected.partitions).answer()
+        first = OffsetsQuestion(self._admin, self._expected.partitions).answer()
         time.sleep(_AGAIN_SECONDS)
-        observed = Question(self._admin, self._expected.partitions).answer()
+        observed = OffsetsQuestion(self._admin, self._expected.partitions).answer()
         if observed.unanswered:
             raise _no_answer(observed)
         held = {
@@ -175,7 +175,7 @@ class TopicMonitor:
         # Its last reference is dropped on a thread: closing it may take seconds.
         Thread(target=left.clear, name="cdc-topic-monitor", daemon=True).start()
 
-    def _ask(self, identity: ResumeIdentity) -> Question:
+    def _ask(self, identity: ResumeIdentity) -> OffsetsQuestion:
         """Ask about as many topics as one check covers, starting with the next in turn."""
         self._expected.partitions = {**self._own, **identity.partitions}
         wanted = list(self._expected.partitions.items())
@@ -186,7 +186,7 @@ class TopicMonitor:
                 break
             chosen[name] = count
         self._asked = len(chosen)
-        return Question(self._admin, chosen)
+        return OffsetsQuestion(self._admin, chosen)
 
     def _check(self, observed: Observed) -> bool:
         """Note the topics' state; return whether to check again soon. Raises what is certain."""
@@ -251,7 +251,7 @@ class _HeldReaders:
         self._stable: dict[Partition, tuple[int, float]] = {}
         self._warned = False
 
-    def add(self, spans: Mapping[Partition, Span], now: float) -> None:
+    def add(self, spans: Mapping[Partition, OffsetSpan], now: float) -> None:
         """Add what the brokers showed; report how long the oldest has lasted, and warn once."""
         for partition, span in spans.items():
             if span.stable >= span.end:

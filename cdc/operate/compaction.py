@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
     from cdc.operate.metrics import Metrics
 
 log = logging.getLogger("cdc.operate.compaction")
@@ -67,7 +67,7 @@ class LagsReader:
                 found.append(GROUP + record.group)
         return sorted(found)
 
-    def _lag_seconds(self, ranges: dict[Partition, Range]) -> float:
+    def _lag_seconds(self, ranges: dict[Partition, OffsetRange]) -> float:
         if not ranges:
             return 0.0
         if self._log is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cdc.operate.health import Health, State
+from cdc.operate.health import Health, HealthState
 from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def daemon_verdict(config: Config, health: Health, metrics: Metrics) -> Verdict:
     report = health.report()
     stage = metrics.initial_stage
-    if report.state is not State.STREAMING:
+    if report.state is not HealthState.STREAMING:
         # It has not read the log yet, or is copying: its state and reason are all that is known.
-        stage = "running" if report.state is State.SNAPSHOTTING else "done"
+        stage = "running" if report.state is HealthState.SNAPSHOTTING else "done"
     return verdict(
         config,
         PipelineFacts(

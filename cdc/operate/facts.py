@@ -20,7 +20,7 @@ from cdc.publication.plan import (
     plan,
 )
 from cdc.snapshot.initial import due
-from cdc.source.abilities import Abilities, Refusal, read_abilities
+from cdc.source.abilities import Abilities, PublicationRefusal, read_abilities
 from cdc.source.connection import connect
 from cdc.source.export import config_for_rows
 from cdc.source.publications import Publication, read_publication
@@ -107,7 +107,7 @@ def tables_facts(
 
 def publication_refusal(
     connection: Connection, config: Config, facts: TablesFacts
-) -> Refusal | None:
+) -> PublicationRefusal | None:
     """Return how Postgres refuses to create or change the publication: tried, and rolled back.
 
     None also where other checks report why it is not tried.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from cdc.config import Config
-    from cdc.log.partitions import Range
+    from cdc.log.partitions import OffsetRange
 
 Kind = tuple[str, type[msgspec.Struct]]  # its name for people, and what it is read as
 
@@ -167,7 +167,7 @@ def _read_topic(config: Config, consumer: LogConsumer, topic: _Topic) -> list[Ki
     return []
 
 
-def _ranges(topic: _Topic, there: Range) -> Iterator[Range]:
+def _ranges(topic: _Topic, there: OffsetRange) -> Iterator[OffsetRange]:
     """Yield what is read of a topic, until something is found."""
     if topic.last is None:
         yield there

@@ -38,7 +38,7 @@ BATCH_SECONDS = 15.0
 _INCIDENTS = 50
 
 
-class State(Enum):
+class HealthState(Enum):
     STARTING = "starting"
     STANDBY = "standby"  # another daemon holds the slot
     SNAPSHOTTING = "snapshotting"  # copying the tables' existing rows, before it streams
@@ -52,7 +52,7 @@ class HealthReport(NamedTuple):
 
     live: bool
     ready: bool
-    state: State
+    state: HealthState
     reason: str
     since_seconds: float  # in this state
     beat_age_seconds: float
@@ -83,7 +83,7 @@ class Health:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._state = State.STARTING
+        self._state = HealthState.STARTING
         self._reason = "starting"
         self._since = self._beat_at = self._moved_at = now()
         self._published = LSN(0)
@@ -98,16 +98,16 @@ class Health:
         self._incidents = deque[dict[str, object]](maxlen=_INCIDENTS)
 
     @property
-    def state(self) -> State:
+    def state(self) -> HealthState:
         return self._state
 
     def beat(self) -> None:
         """Note that the main loop runs. Call it on every iteration, also while reconnecting."""
         self._beat_at = self._now()
 
-    def to(self, state: State | str, reason: str = "") -> None:
+    def to(self, state: HealthState | str, reason: str = "") -> None:
         """Enter `state` for `reason`, a sentence for an operator."""
-        state = State(state)
+        state = HealthState(state)
         with self._lock:
             now = self._beat_at = self._now()
             if state is not self._state:
@@ -166,14 +166,14 @@ class Health:
             beat_age = now - self._beat_at
             live = beat_age <= LIVE_SECONDS
             reason = self._reason
-            streaming = self._state is State.STREAMING
+            streaming = self._state is HealthState.STREAMING
             refused = streaming and now - self._batch_at > BATCH_SECONDS
             stalled = (
                 streaming
                 and self._published < self._wal_end
                 and now - self._moved_at > STALL_SECONDS
             )
-            if self._state is State.SNAPSHOTTING:
+            if self._state is HealthState.SNAPSHOTTING:
                 stalled = now - self._moved_at > STALL_SECONDS
             elif refused:
                 reason = f"Kafka has not taken a batch for {now - self._batch_at:.0f} s"
@@ -184,7 +184,11 @@ class Health:
                 )
             if not live:
                 reason = f"the main loop has not turned for {beat_age:.0f} s"
-            at_work = self._state in (State.STREAMING, State.STANDBY, State.SNAPSHOTTING)
+            at_work = self._state in (
+                HealthState.STREAMING,
+                HealthState.STANDBY,
+                HealthState.SNAPSHOTTING,
+            )
             return HealthReport(
                 live=live,
                 ready=live and at_work and not stalled and not refused,

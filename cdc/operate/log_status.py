@@ -8,7 +8,7 @@ from cdc.log import names, reader, records
 from cdc.log.completeness import Completeness
 from cdc.log.newest_records import NewestReader, NewestRecords
 from cdc.snapshot.incremental import topic as incremental_topic
-from cdc.snapshot.incremental.topic import Entry
+from cdc.snapshot.incremental.topic import SnapshotEntry
 from cdc.snapshot.initial import due, topic
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LogStatusReader:
     def _decode(self, schemas: NewestRecords, snapshots: NewestRecords) -> LogStatus:
         config = self._config
         versions = reader.schemas_in(config, schemas.values.items())
-        entries = list[Entry](incremental_topic.entries_in(config, snapshots.values))
+        entries = list[SnapshotEntry](incremental_topic.entries_in(config, snapshots.values))
         taken = incremental_topic.log_in(config, entries)
         return LogStatus(
             schemas=tuple(versions),

@@ -34,7 +34,7 @@ from prometheus_client.registry import Collector
 from cdc.log.trace import STAGES, Moments
 from cdc.operate.findings import Level
 from cdc.operate.followers import STATES, FollowerStatus
-from cdc.operate.health import State
+from cdc.operate.health import HealthState
 from cdc.operate.metric_table import (
     COUNTED,
     COUNTERS,
@@ -119,7 +119,7 @@ class Metrics(Collector):
         self.pending_bytes = 0
         self.feedback_at: float | None = None
         self._source: tuple[float, dict[str, float | None], str | None] | None = None
-        self.state = State.STARTING
+        self.state = HealthState.STARTING
         self.snapshot: Report | None = None
         self.initial_stage: str | None = "done"  # in the log, once the daemon streams
         # Called when metrics are read: the verdict.
@@ -259,7 +259,7 @@ class Metrics(Collector):
         yield from self._collect_incremental_snapshots()
         yield from self._collect_followers()
         yield from self._collect_webhooks()
-        states = ((each.value, each is State(self.state)) for each in State)
+        states = ((each.value, each is HealthState(self.state)) for each in HealthState)
         yield _gauges("state", OTHERS["state"], ["state"], states)
         for name, meaning in COUNTERS.items():
             yield CounterMetricFamily(f"lockstep_{name}", meaning, value=getattr(self, name))

@@ -22,7 +22,7 @@ from cdc.errors import ConfigError
 from cdc.log import names, records, tail
 from cdc.log.follower_reports import FollowerRecord
 from cdc.log.records import FrontierRecord
-from cdc.operate.tracing import PREFIX, Tracing
+from cdc.operate.tracing import PREFIX, TransactionSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ _FLUSH_MS: Final = 5_000
 _SEND_SECONDS: Final = 10.0
 
 
-class Counts(NamedTuple):
+class SpanCounts(NamedTuple):
     """What was traced since the start; `lost` spans were refused by the receiver, or not taken."""
 
     traced: int
@@ -69,7 +69,9 @@ class _Sender(SpanExporter):
         return self._to.force_flush(timeout_millis)
 
 
-def export(config: Config, is_over: Callable[[], bool], report: Callable[[Counts], None]) -> Counts:
+def export(
+    config: Config, is_over: Callable[[], bool], report: Callable[[SpanCounts], None]
+) -> SpanCounts:
     """Trace what is committed from now on, until it is over; return what was done.
 
     `report` is called after each read. Raises ConfigError without an endpoint or topics.
@@ -86,11 +88,11 @@ def export(config: Config, is_over: Callable[[], bool], report: Callable[[Counts
     resource = Resource.create({"service.name": "lockstep", "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(sender))
-    tracing = Tracing(config, provider.get_tracer("lockstep", __version__))
+    tracing = TransactionSpans(config, provider.get_tracer("lockstep", __version__))
 
-    def counts() -> Counts:
+    def counts() -> SpanCounts:
         done = (tracing.traced, tracing.open, tracing.expired, tracing.left_out)
-        return Counts(*done, sender.sent, sender.lost)
+        return SpanCounts(*done, sender.sent, sender.lost)
 
     try:
         _follow(config, tracing, is_over, lambda: report(counts()))
@@ -102,7 +104,10 @@ def export(config: Config, is_over: Callable[[], bool], report: Callable[[Counts
 
 
 def _follow(
-    config: Config, tracing: Tracing, is_over: Callable[[], bool], report: Callable[[], None]
+    config: Config,
+    tracing: TransactionSpans,
+    is_over: Callable[[], bool],
+    report: Callable[[], None],
 ) -> None:
     frontiers = names.frontier_topic(config.prefix)
     messages = names.messages_topic(config.prefix)
@@ -134,7 +139,7 @@ def _follow(
                 return
 
 
-def _note_message(tracing: Tracing, value: bytes) -> None:
+def _note_message(tracing: TransactionSpans, value: bytes) -> None:
     event = orjson.loads(value)
     message = event["message"]
     content = message.get("content")  # a large one is a dead letter's

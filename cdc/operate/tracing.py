@@ -78,7 +78,7 @@ def parent_of(content: bytes) -> Context | None:
     return TraceContextTextMapPropagator().extract({"traceparent": content.decode("ascii")})
 
 
-class Tracing:
+class TransactionSpans:
     """Makes spans of what the log has. Give it messages and frontiers before reports."""
 
     def __init__(

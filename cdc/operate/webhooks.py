@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.group_states import GroupState
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
 
 
 STATES: Final = (*("new", "gap", "halted", "not_running", "silent", "away", "delivering"),)
@@ -138,7 +138,7 @@ class WebhooksReader:
             self._oldest_us(group.unacknowledged) if group else None,
         )
 
-    def _oldest_us(self, ranges: dict[Partition, Range]) -> int | None:
+    def _oldest_us(self, ranges: dict[Partition, OffsetRange]) -> int | None:
         """Return when the log took the first record of the ranges; None if there is none."""
         if not ranges:
             return None

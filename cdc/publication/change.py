@@ -14,7 +14,7 @@ from psycopg import errors, sql
 from cdc.errors import ConfigError, PermissionDeniedError
 from cdc.log.records import OPERATIONS
 from cdc.source import publication_note
-from cdc.source.abilities import Refusal
+from cdc.source.abilities import PublicationRefusal
 from cdc.source.connection import translate
 from cdc.source.publication_note import PublicationNote
 from cdc.source.publications import read_publication
@@ -265,7 +265,7 @@ def refusal(
     wanted: Plan,
     actual: Publication | None,
     selection: Selection,
-) -> Refusal | None:
+) -> PublicationRefusal | None:
     """Return how Postgres refuses to create or change the publication, or None. Rolled back."""
     if actual is None:
         statements = [creation(name, wanted)]
@@ -280,5 +280,7 @@ def refusal(
     except (PermissionDeniedError, ConfigError) as error:
         if isinstance(error.__cause__, errors.LockNotAvailable):
             return None
-        return Refusal(error, " ".join(f"{each.as_string(connection)};" for each in statements))
+        return PublicationRefusal(
+            error, " ".join(f"{each.as_string(connection)};" for each in statements)
+        )
     return None

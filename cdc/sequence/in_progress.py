@@ -76,7 +76,7 @@ class _Open:
         return self.parts_at >= 0 or self.messages or self.outdated
 
 
-class InProgress:
+class OpenTransactions:
     """Every open transaction of which a block has arrived."""
 
     def __init__(self, spool: Spool) -> None:

@@ -16,7 +16,7 @@ from cdc.encode.routes import LogicalMessages
 from cdc.errors import ProtocolError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.sequence.in_progress import InProgress
+from cdc.sequence.in_progress import OpenTransactions
 from cdc.sequence.lookahead import Upcoming
 from cdc.sequence.sequencer import Sequencer
 from cdc.sequence.spool import Spool, spool_directory
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
-    from cdc.sequence.replay import Replay
+    from cdc.sequence.replay import SessionReplay
     from cdc.sequence.spool import Committed
     from cdc.sequence.state import Step
     from cdc.sequence.table_versions import TableVersions
@@ -59,15 +59,15 @@ class Intake:
         describe: Callable[[messages.Relation], None],
         full: Callable[[], None],
         run_blocking: RunBlocking,
-        replay: Replay | None = None,
+        replay: SessionReplay | None = None,
     ) -> None:
         """`describe` makes a relation's rows encodable; `full` publishes a batch of full size."""
         self._stream = stream
         self._spool: Spool | None = None
-        self._in_progress: InProgress | None = None
+        self._in_progress: OpenTransactions | None = None
         if stream.streaming != "off":
             self._spool = Spool(spool_directory(config.source.spool_dir, config.pipeline))
-            self._in_progress = InProgress(self._spool)
+            self._in_progress = OpenTransactions(self._spool)
         logical = LogicalMessages(
             MessageEncoder(identity.database, config.prefix),
             tables.batch.topic(names.messages_topic(config.prefix), 1)[0],
@@ -174,7 +174,7 @@ class Intake:
             return self._ending
         return step is Pause.MORE or (self._commit is not None and not streamed)
 
-    def _streamed(self) -> InProgress:
+    def _streamed(self) -> OpenTransactions:
         if self._in_progress is None:
             raise ProtocolError("a streamed transaction, which this stream was not asked for")
         return self._in_progress

@@ -31,7 +31,7 @@ class HistoryError(GapError):
     """
 
 
-class Replay:
+class SessionReplay:
     """What a session must be sent before it reaches the end of the log. `proven`: it was."""
 
     def __init__(self, resume: ResumePosition, begins_at: int, origin: str) -> None:

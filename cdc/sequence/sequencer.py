@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cdc.log.batch import Batch
     from cdc.log.records import ResumePosition
     from cdc.sequence.observer import TransactionObserver
-    from cdc.sequence.replay import Replay
+    from cdc.sequence.replay import SessionReplay
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _NEW = b"BCIUDN"
 _CHANGES: Final = frozenset(b"IUD")
@@ -64,7 +64,7 @@ class Sequencer:
         logical: LogicalMessages,
         *,
         parallel: bool = False,
-        replay: Replay | None = None,
+        replay: SessionReplay | None = None,
     ) -> None:
         """Start at `resume`; `parallel` selects the protocol's variant of stream aborts.
 

@@ -34,7 +34,7 @@ _MANAGED: Final = {
 }
 
 
-class Refusal(NamedTuple):
+class PublicationRefusal(NamedTuple):
     """How Postgres refuses a publication, and the statements, for a person who may run them."""
 
     error: CDCError
@@ -46,7 +46,7 @@ class Abilities(NamedTuple):
 
     slot: str | None = None
     stream: CDCError | None = None
-    publication: Refusal | None = None
+    publication: PublicationRefusal | None = None
     superusers: frozenset[str] = frozenset()
     settable: frozenset[str] | None = None  # ALTER SYSTEM may set these; None: all
     pending: frozenset[str] = frozenset()  # parameters whose change waits for a restart

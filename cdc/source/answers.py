@@ -35,7 +35,7 @@ _ALIKE: Final = {
 _ROWS: Final = 10_000
 
 
-class Question(NamedTuple):
+class CatalogQuestion(NamedTuple):
     """A query, and the queries that it names, in order; `columns`: its columns' types.
 
     `where` is a condition for its rows, in SQL; empty for all of them.
@@ -54,7 +54,7 @@ class Differing(NamedTuple):
     extra: int
 
 
-def digest(connection: psycopg.Connection[Any], question: Question) -> str:
+def digest(connection: psycopg.Connection[Any], question: CatalogQuestion) -> str:
     """Return a digest of the rows that Postgres answers now, in any order."""
     query = sql.SQL(
         "{} SELECT concat(count(*), ' ', sum(hashtextextended(v::text, 0)),"
@@ -66,7 +66,7 @@ def digest(connection: psycopg.Connection[Any], question: Question) -> str:
 
 
 def compare(
-    connection: psycopg.Connection[Any], question: Question, stored: Iterable[bytes]
+    connection: psycopg.Connection[Any], question: CatalogQuestion, stored: Iterable[bytes]
 ) -> Differing:
     """Return how rows differ from what Postgres answers now.
 
@@ -96,7 +96,7 @@ def compare(
     return Differing(missing, left.total())
 
 
-def _digested(question: Question) -> sql.Composable:
+def _digested(question: CatalogQuestion) -> sql.Composable:
     """Return the expression for the digest of a row: of a text in which equal values are alike."""
     values = (
         sql.SQL(_ALIKE.get(kind, "{}")).format(sql.Identifier(name))
@@ -113,7 +113,7 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
         yield
 
 
-def _with(question: Question) -> sql.Composable:
+def _with(question: CatalogQuestion) -> sql.Composable:
     # A query's own text; `%` would be a parameter.
     text = question.text.rstrip().rstrip(";")
     if question.where:

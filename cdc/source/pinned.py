@@ -52,7 +52,7 @@ _MISSING: Final = (
 )
 
 
-class Shape(NamedTuple):
+class RelationShape(NamedTuple):
     """Identifies a relation's rows: another file or other columns are other rows."""
 
     filenode: int
@@ -131,7 +131,7 @@ def _adopt(connection: Connection, snapshot: str) -> None:
             raise SnapshotLostError(f"snapshot {snapshot} no longer exists: {reason}") from error
 
 
-def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shape:
+def shape(connection: Connection, relation: str, columns: Sequence[str]) -> RelationShape:
     """Lock the relation against changes of its columns, and return its current shape.
 
     `relation` is written as SQL. Raises RewrittenError where it or a column is missing.
@@ -151,4 +151,4 @@ def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shap
     assert result is not None, "it was just executed"
     assert row is not None, "a SELECT without FROM gives a row"
     attnums = tuple(result.ftablecol(i) for i in range(result.nfields))
-    return Shape(int(row[0] or 0), attnums)
+    return RelationShape(int(row[0] or 0), attnums)

@@ -44,7 +44,7 @@ _event = msgspec.json.Decoder(_Event).decode
 _letter_key = msgspec.json.Decoder(_LetterKey).decode
 
 
-class Difference(NamedTuple):
+class DigestDifference(NamedTuple):
     """What does not match a frontier; `topic` is empty if it is about the record itself."""
 
     topic: str
@@ -67,7 +67,7 @@ class FrontierChain:
         """The chain of the newest record."""
         return self._before
 
-    def add(self, record: FrontierRecord) -> list[Difference]:
+    def add(self, record: FrontierRecord) -> list[DigestDifference]:
         """Take the next record; return what is wrong with it."""
         found = []
         counted = sum(events for *_, events in record.partitions)
@@ -84,7 +84,7 @@ class FrontierChain:
         elif self.is_known and record.previous != self._before:
             found.append("does not continue the chain of the frontier before it")
         self._before, self.seq, self.is_known = record.chain, record.seq, True
-        return [Difference("", 0, what) for what in found]
+        return [DigestDifference("", 0, what) for what in found]
 
 
 class PartitionCheck:
@@ -194,7 +194,7 @@ class PartitionCheck:
             self._digest = digests.fold(self._digest, self._blocks[block].digest())
         self._blocks.clear()
 
-    def finish(self) -> Difference | None:
+    def finish(self) -> DigestDifference | None:
         """Return how the records differ from what the frontier states; None if they do not."""
         self._end_chunk()
         if self._counted != self._events:
@@ -203,7 +203,7 @@ class PartitionCheck:
             what = "holds records that are not those that were written"
         else:
             return None
-        return Difference(self.topic, self.number, what, self._counted < self._events)
+        return DigestDifference(self.topic, self.number, what, self._counted < self._events)
 
 
 class CutCheck:
@@ -231,7 +231,7 @@ class SpanCheck:
 
     def __init__(self, checks: deque[PartitionCheck]) -> None:
         self._checks = checks
-        self._found: list[Difference] = []
+        self._found: list[DigestDifference] = []
 
     def add(
         self,
@@ -252,7 +252,7 @@ class SpanCheck:
         if found := self._checks.popleft().finish():
             self._found.append(found)
 
-    def finish(self) -> list[Difference]:
+    def finish(self) -> list[DigestDifference]:
         """Return how the records differ from what the frontiers state."""
         while self._checks:
             self._next()

@@ -21,7 +21,7 @@ from cdc.verify.frontiers import Findings
 Row = dict[str, Any]
 
 
-class EventSource(msgspec.Struct, gc=False):
+class FoldSource(msgspec.Struct, gc=False):
     """What the fold reads of an event's `source`."""
 
     schema: str
@@ -42,11 +42,11 @@ class Message(msgspec.Struct, gc=False):
     content: str  # base64
 
 
-class Event(msgspec.Struct, gc=False):
+class FoldEvent(msgspec.Struct, gc=False):
     """What the fold reads of a change event; a logical message has no images."""
 
     op: str
-    source: EventSource
+    source: FoldSource
     before: Row | None = None
     after: Row | None = None
     message: Message | None = None
@@ -61,17 +61,17 @@ class Event(msgspec.Struct, gc=False):
         """Whether it is part of the initial snapshot, before the stream."""
         return self.source.ordinal == 0 and self.source.snapshot == "true"
 
-    def without(self, columns: tuple[str, ...]) -> Event:
+    def without(self, columns: tuple[str, ...]) -> FoldEvent:
         """Return the event without some columns and without its pointer to a dead letter."""
         source = msgspec.structs.replace(self.source, dead=None)
-        return Event(self.op, source, _left(self.before, columns), _left(self.after, columns))
+        return FoldEvent(self.op, source, _left(self.before, columns), _left(self.after, columns))
 
 
 def _left(row: Row | None, columns: tuple[str, ...]) -> Row | None:
     return row and {name: value for name, value in row.items() if name not in columns}
 
 
-decode: Final = msgspec.json.Decoder(Event).decode
+decode: Final = msgspec.json.Decoder(FoldEvent).decode
 
 
 class Arrival(NamedTuple):
@@ -81,7 +81,7 @@ class Arrival(NamedTuple):
     partition: int
     offset: int
     key: bytes | None
-    event: Event
+    event: FoldEvent
 
     def sentence(self, what: str) -> str:
         """Return a sentence about this event."""

@@ -37,7 +37,7 @@ from cdc.errors import (
 from cdc.events import LSN, Frontier, Position
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.records import alteration_of
-from cdc.verify.events import Arrival, Event, Row, TableState, canonical, decode, key_hash
+from cdc.verify.events import Arrival, FoldEvent, Row, TableState, canonical, decode, key_hash
 from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.verify.snapshot import SnapshotEvents
 
@@ -306,7 +306,7 @@ class Fold:
         else:
             self._apply_keyed(table, arrival, arrival.key, moved)
 
-    def _from_dead_letter(self, arrival: Arrival, dead: Pointer) -> Event:
+    def _from_dead_letter(self, arrival: Arrival, dead: Pointer) -> FoldEvent:
         """Return the event from its dead letter; the pointer if that can't be read."""
         pointing = arrival.event
         try:

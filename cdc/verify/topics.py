@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.events import LSN
 from cdc.log import compaction, digests, names, reader, records, topics
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.records import BLAKE3_FORMAT
 from cdc.verify.digests import CutCheck, FrontierChain
@@ -66,7 +66,7 @@ def prove(config: Config, upto: LSN | None = None, known: KnownChains | None = N
     schemas = names.schema_topic(config.prefix), 0
     with closing(RangeReader(config)) as ranges:
         # Read in this order: what an earlier answer has, a later one states.
-        there = ranges.confirmed_if_exists(schemas) or Range(0, 0)
+        there = ranges.confirmed_if_exists(schemas) or OffsetRange(0, 0)
         resume = reader.read_resume(config)
         return _Proving(config, ranges, upto, known or KnownChains(), resume, there).run()
 
@@ -79,7 +79,7 @@ class _Proving:
         upto: LSN | None,
         known: KnownChains,
         resume: tuple[ResumeIdentity, ResumePosition] | None,
-        schemas: Range,
+        schemas: OffsetRange,
     ) -> None:
         self._identity = resume[0] if resume else None
         self._resume = resume[1] if resume else None
@@ -245,18 +245,20 @@ class _Proving:
             self._events += events
             self._undigested += events if record.digests is None else 0
 
-    def _ranges(self, batch: list[FrontierRecord]) -> dict[Partition, Range]:
+    def _ranges(self, batch: list[FrontierRecord]) -> dict[Partition, OffsetRange]:
         """Return the offsets that frontiers cover, and move past them."""
-        ranges: dict[Partition, Range] = {}
+        ranges: dict[Partition, OffsetRange] = {}
         for record in batch:
             for topic, number, end, _ in record.partitions:
                 place = (topic, number)
-                first = ranges.get(place, Range(self._ends.get(place, 0), end)).start
-                ranges[place] = Range(first, end)
+                first = ranges.get(place, OffsetRange(self._ends.get(place, 0), end)).start
+                ranges[place] = OffsetRange(first, end)
             self._move(record)
         return ranges
 
-    def _read(self, batch: list[FrontierRecord], ranges: dict[Partition, Range], seqs: str) -> bool:
+    def _read(
+        self, batch: list[FrontierRecord], ranges: dict[Partition, OffsetRange], seqs: str
+    ) -> bool:
         """Compare the records in the ranges; return whether all of them could be compared."""
         before = len(self._compacted)
         checks = self._fed(batch, ranges, seqs)
@@ -270,7 +272,7 @@ class _Proving:
         return len(self._compacted) == before and len(checks) == len(ranges)
 
     def _fed(
-        self, batch: list[FrontierRecord], ranges: dict[Partition, Range], seqs: str
+        self, batch: list[FrontierRecord], ranges: dict[Partition, OffsetRange], seqs: str
     ) -> dict[Partition, SpanCheck]:
         """Return the checks of partitions with their records, but of those that can't be read."""
         try:
@@ -279,14 +281,14 @@ class _Proving:
             checks: dict[Partition, SpanCheck] = {}
         for (topic, number), (start, end) in ranges.items():
             try:
-                checks |= self._feed(batch, {(topic, number): Range(start, end)})
+                checks |= self._feed(batch, {(topic, number): OffsetRange(start, end)})
             except UnreadableError as error:
                 place = f"{topic} [{number}] offsets {start} to {end - 1} ({seqs})"
                 self._findings.append(f"{place} can't be read: {error.what}")
         return checks
 
     def _feed(
-        self, batch: list[FrontierRecord], ranges: dict[Partition, Range]
+        self, batch: list[FrontierRecord], ranges: dict[Partition, OffsetRange]
     ) -> dict[Partition, SpanCheck]:
         check = CutCheck(batch)
         checks = {each: check.partition(each) for each in ranges}

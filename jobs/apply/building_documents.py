@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from lockstep.jobs.documents.kinds import DocumentBuild, DocumentKind
     from lockstep.sinks.contract import Sink
-    from lockstep.sinks.documents import Node, Row, Terms
+    from lockstep.sinks.documents import DocumentNode, Row, Terms
 
 # How many roots' documents are in memory at a time, and the bytes of a batch of their rows.
 _AT_ONCE: Final = 2_000
@@ -71,7 +71,9 @@ def build(spark: SparkSession, builds: Iterable[DocumentBuild], sink: Sink, size
     return new
 
 
-def _joined(spark: SparkSession, build: DocumentBuild, kind: DocumentKind, node: Node) -> DataFrame:
+def _joined(
+    spark: SparkSession, build: DocumentBuild, kind: DocumentKind, node: DocumentNode
+) -> DataFrame:
     """Return a node's rows, each an `item` of its columns and its children's items.
 
     With the text of the columns that join it to its parent, `own0` and so on.
@@ -109,7 +111,7 @@ def _joined(spark: SparkSession, build: DocumentBuild, kind: DocumentKind, node:
     return rows.select(F.struct(*fields).alias("item"), *(f"own{at}" for at in range(len(own))))
 
 
-def _below(build: DocumentBuild, node: Node) -> list[tuple[int, Node]]:
+def _below(build: DocumentBuild, node: DocumentNode) -> list[tuple[int, DocumentNode]]:
     """Return the children whose tables are there, with their numbers."""
     return [(at, each) for at, each in enumerate(node.children) if each.table in build.places]
 
@@ -152,15 +154,17 @@ class _Rows:
 
     def __init__(self, build: DocumentBuild, kind: DocumentKind, items: pa.StructArray) -> None:
         self._build, self._kind = build, kind
-        self._found: dict[Node, dict[bytes, Row]] = {}
+        self._found: dict[DocumentNode, dict[bytes, Row]] = {}
         self.roots = self._read(kind.root, items)
 
-    def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
+    def find(
+        self, node: DocumentNode, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
         """Yield the rows whose `columns` are among `wanted`: a `Find`."""
         rows = self._found.get(node, {}).values()
         return (row for row in rows if row.of(columns) in wanted)
 
-    def _read(self, node: Node, items: pa.StructArray) -> list[Row]:
+    def _read(self, node: DocumentNode, items: pa.StructArray) -> list[Row]:
         row, *children = items.flatten()
         reader = self._kind.rows[node]
         batch = pa.RecordBatch.from_arrays(row.flatten(), names=list(reader.columns))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from cdc import failpoints
 from lockstep.jobs.spark.map_in_arrow import in_arrow, packed, unpacked
 from lockstep.jobs.views import results
-from lockstep.jobs.views.answers import MOST_ROWS, Gathered
+from lockstep.jobs.views.answers import MOST_ROWS, GatheredRows
 from lockstep.jobs.views.computing import Built
 from lockstep.sinks.contract import Changes, LoadedByTasks, WrittenByTasks
 from lockstep.sinks.delta import buckets, targets
@@ -136,7 +136,7 @@ class _WrongKeyError(Exception):
 
 def _written(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of a task's keys."""
-    few, new, actions, wrong = Gathered(_FEW_BYTES), 0, list[bytes](), None
+    few, new, actions, wrong = GatheredRows(_FEW_BYTES), 0, list[bytes](), None
     parts = _checked(task, batches, few)
     try:
         if task.target is not None:
@@ -155,7 +155,9 @@ def _written(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
 
-def _checked(task: _Task, batches: Iterator[pa.RecordBatch], few: Gathered) -> Iterator[pa.Table]:
+def _checked(
+    task: _Task, batches: Iterator[pa.RecordBatch], few: GatheredRows
+) -> Iterator[pa.Table]:
     for batch in batches:
         rows = pa.Table.from_batches([batch]).rename_columns(list(task.columns))
         if not rows.num_rows:

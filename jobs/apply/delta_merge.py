@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import Column
 
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.work import Work
 
 # A column of the source only: the names of the columns that keep their stored value.
@@ -71,7 +71,7 @@ class SparkMerge:
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
 
-    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+    def apply(self, table: DeltaTable, work: Work, commit: CommitInfo) -> None:
         """Apply the work in one commit."""
         if delta_actions.is_plain(table):
             files = delta_actions.Files(table.table_uri, self._storage)

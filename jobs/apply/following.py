@@ -23,7 +23,7 @@ from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply import canaries, positions
 from lockstep.jobs.apply.applying import Applying
 from lockstep.jobs.apply.reading import CutReading, Most, miscounted
-from lockstep.jobs.apply.running import Run, with_remedy
+from lockstep.jobs.apply.running import FollowerRun, with_remedy
 from lockstep.jobs.cuts.altered import alterations, parts
 from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.jobs.cuts.cutting import EVENT_BYTES
@@ -58,7 +58,7 @@ _POLL_SECONDS: Final = 0.1
 
 
 class Following:
-    """One follower: what `Run` calls as its session."""
+    """One follower: what `FollowerRun` calls as its session."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Following:
         self._sink, self._until = sink, until
         self._through = until if exactly else None
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: FollowerRun) -> None:
         """Follow until asked to stop, or until an error."""
         with closing(self._sink):
             state = positions.open_in_log(run, self._sink)
@@ -93,7 +93,7 @@ class Following:
             except GapError as error:
                 raise with_remedy(error, self._name, f"after seq {batches.applied.seq}") from error
 
-    def _follow(self, run: Run, batches: Batches, cuts: CutTail, state: StoreState) -> None:
+    def _follow(self, run: FollowerRun, batches: Batches, cuts: CutTail, state: StoreState) -> None:
         every, due = self._config.followers[self._name].every_seconds, 0.0
         ahead: Cut | None = None
 
@@ -126,7 +126,7 @@ class Batches:
     """Applies a session's cuts, one after another."""
 
     def __init__(
-        self, spark: SparkStart, config: Config, sink: Sink, run: Run, applied: Applied
+        self, spark: SparkStart, config: Config, sink: Sink, run: FollowerRun, applied: Applied
     ) -> None:
         self.applied = applied
         self.event_bytes = float(EVENT_BYTES)  # the recent average

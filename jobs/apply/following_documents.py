@@ -14,7 +14,7 @@ from cdc.config.stores import seconds_between_cuts
 from cdc.errors import GapError, OvertakenError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply import canaries, positions
 from lockstep.jobs.documents.kinds import SCHEMA
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
     from lockstep.sinks.contract import Sink
 
 
@@ -40,7 +40,7 @@ _CANARY_OFFSETS: Final = 200
 
 
 class DocumentsFollowing:
-    """One follower's documents: what `Run` calls as its session."""
+    """One follower's documents: what `FollowerRun` calls as its session."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DocumentsFollowing:
         """Return what the store has, as tables."""
         return {f"{SCHEMA}.{name}" for name in self._mirror.names}
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: FollowerRun) -> None:
         """Follow until asked to stop, or until an error."""
         every = max(_POLL_SECONDS, seconds_between_cuts(self._config, self._name))
         with closing(self._sink), closing(RangeReader(self._config)) as log:
@@ -115,7 +115,7 @@ class DocumentsFollowing:
         if first >= end:
             return None
         try:
-            found = log.read({(topic, 0): Range(first, end)})
+            found = log.read({(topic, 0): OffsetRange(first, end)})
         except GapError:
             return None  # retention has deleted them; this time is only reported
         return canaries.newest(self._config, found or {})

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
     from lockstep.jobs.documents.mirror_cuts import MirrorCut
     from lockstep.jobs.views.definitions import Definition
     from lockstep.sinks.contract import Applied, Sink
 
 
 class ViewsFollowing(DocumentsFollowing):
-    """One follower's views: what `Run` calls as its session."""
+    """One follower's views: what `FollowerRun` calls as its session."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ViewsFollowing(DocumentsFollowing):
         self._once, self._rebuilt = once, rebuilt
         super().__init__(config, name, sink, spark=spark, until=until)
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: FollowerRun) -> None:
         assert isinstance(self._mirror, ViewCuts), "it is made below"
         run.progress.views = self._mirror.work
         super().__call__(run)

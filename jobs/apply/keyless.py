@@ -187,7 +187,7 @@ def resolved(share: TableShare, halves: Iterable[Half]) -> Iterator[tuple[Piece,
     """
     place = share.target.place
     with buckets.parts_of(share.target) as parts:
-        writing = keyless_buckets.Writing(share.target, _versions(share), parts)
+        writing = keyless_buckets.KeylessWriting(share.target, _versions(share), parts)
         for each in keyless_buckets.resolved(halves):
             if isinstance(each, Taken):
                 yield Piece(place, "", each.rows, each.id), True
@@ -201,7 +201,7 @@ def resolved(share: TableShare, halves: Iterable[Half]) -> Iterator[tuple[Piece,
 def written(share: TableShare, changes: Iterable[Change]) -> Iterator[bytes]:
     """Write new rows; yield the actions of their files."""
     with buckets.parts_of(share.target) as parts:
-        writing = keyless_buckets.Writing(share.target, _versions(share), parts)
+        writing = keyless_buckets.KeylessWriting(share.target, _versions(share), parts)
         for each in changes:
             writing.add(each)
         writing.flush()

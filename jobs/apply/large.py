@@ -36,7 +36,7 @@ from pyspark.sql.functions import expr
 from cdc import failpoints
 from cdc.events import TRUNCATE_KEY, row_key
 from cdc.log import names
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from lockstep.jobs.copying.driving import translated
 from lockstep.jobs.cuts.by_key import every
 from lockstep.jobs.cuts.pieces import pieces
@@ -164,7 +164,7 @@ class Large:
     # -- the first reading -------------------------------------------------------------------------
 
     def _read(self, parts: Iterable[CutPart]) -> DataFrame:
-        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in parts}
+        ranges = {(part.topic, part.partition): OffsetRange(part.start, part.end) for part in parts}
         left = {place: self._reader.remaining(place, each) for place, each in ranges.items()}
         options = reading(self._config, left)
         frame = self._spark.read.format("kafka").options(**options).load()
@@ -185,7 +185,7 @@ class Large:
             row = found.get((part.topic, part.partition))
             if part.events != (row.events if row else 0):
                 place = (part.topic, part.partition)
-                self._reader.expect_complete(place, Range(part.start, part.end))
+                self._reader.expect_complete(place, OffsetRange(part.start, part.end))
                 raise miscounted(cut, part, row.events if row else 0)
         by_topic: dict[str, list[Any]] = {}
         for (topic, _), row in found.items():
@@ -299,7 +299,7 @@ class Large:
     def _write_here(self, cut: Cut, parts: list[CutPart]) -> None:
         bounds, known = Bounds(cut.above, cut.seq), self._schemas.known
         for part in parts:
-            ranges = {(part.topic, part.partition): Range(part.start, part.end)}
+            ranges = {(part.topic, part.partition): OffsetRange(part.start, part.end)}
             messages = (
                 (row_key(message.key()), message.value())
                 for _, found in self._reader.pieces(ranges)

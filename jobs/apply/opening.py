@@ -26,7 +26,7 @@ from lockstep.sinks.contract import Applied, Generations, Mountable, StoreState
 
 if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
     from lockstep.sinks.contract import Sink
 
 log = logging.getLogger("lockstep.jobs.follow")
@@ -38,7 +38,7 @@ AS_OF_ABOVE: Final = 30_000
 SURE_SECONDS: Final = 2.0
 
 
-def open_store(run: Run, sink: Sink) -> StoreState:
+def open_store(run: FollowerRun, sink: Sink) -> StoreState:
     """Return the store's frontier; a store that lost a part is repaired before.
 
     Nothing is deleted from it before it is certain that it can be refilled; raises GapError if it
@@ -62,7 +62,7 @@ def open_store(run: Run, sink: Sink) -> StoreState:
     return state
 
 
-def _open_twice(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreState:
+def _open_twice(run: FollowerRun, sink: Sink, reported: FollowerRecord | None) -> StoreState:
     """Return the store's frontier; raise StoreLostError if a part is missing at two checks."""
     if isinstance(run.error, TornError):
         raise run.error
@@ -75,7 +75,7 @@ def _open_twice(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreS
         return open_once(run, sink, reported)
 
 
-def open_once(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreState:
+def open_once(run: FollowerRun, sink: Sink, reported: FollowerRecord | None) -> StoreState:
     """Open the store, and return its state; raises `StoreLostError` if it lacks what it had."""
     lsn = _reported_lsn(reported)
     # Checked before the store is opened, because that creates what is missing.
@@ -93,7 +93,9 @@ def open_once(run: Run, sink: Sink, reported: FollowerRecord | None) -> StoreSta
     return state
 
 
-def _repair(run: Run, sink: Sink, reported: FollowerRecord | None, error: StoreLostError) -> None:
+def _repair(
+    run: FollowerRun, sink: Sink, reported: FollowerRecord | None, error: StoreLostError
+) -> None:
     """Replace what the store has lost; until that is visible to readers it is at no frontier."""
     assert run.repair is not None, "the caller has checked"
     _no_frontier(run, reported, _next_generation(run, sink, reported) - 1)
@@ -102,7 +104,7 @@ def _repair(run: Run, sink: Sink, reported: FollowerRecord | None, error: StoreL
     run.repair(run, sink, error)
 
 
-def _no_frontier(run: Run, reported: FollowerRecord | None, otherwise: int) -> None:
+def _no_frontier(run: FollowerRun, reported: FollowerRecord | None, otherwise: int) -> None:
     """Report the store at no frontier, and what it had, which the next start must find again."""
     generation = reported.generation if reported else otherwise
     run.opened_at(Applied.beginning(run.config.pipeline, generation))
@@ -110,7 +112,7 @@ def _no_frontier(run: Run, reported: FollowerRecord | None, otherwise: int) -> N
 
 
 def _start_next_generation(
-    run: Run, sink: Sink, reported: FollowerRecord | None, error: StoreLostError
+    run: FollowerRun, sink: Sink, reported: FollowerRecord | None, error: StoreLostError
 ) -> None:
     """Start the next generation in place of the lost one, if it can be refilled."""
     generation = _next_generation(run, sink, reported)
@@ -129,7 +131,7 @@ def _start_next_generation(
     sink.start_over(generation)
 
 
-def _open(run: Run, sink: Sink) -> StoreState:
+def _open(run: FollowerRun, sink: Sink) -> StoreState:
     """Open the store; one that has applied nothing yet is at the log's beginning."""
     state = sink.open()
     if state is not None and state.applied.pipeline:
@@ -167,7 +169,7 @@ def _not_the_reported(reported: FollowerRecord) -> StoreLostError:
     )
 
 
-def _next_generation(run: Run, sink: Sink, reported: FollowerRecord | None) -> int:
+def _next_generation(run: FollowerRun, sink: Sink, reported: FollowerRecord | None) -> int:
     """Return the next number for a lost store: above all that were reported or exist.
 
     A shadow build keeps its number, because the rebuild identifies it by that.

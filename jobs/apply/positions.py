@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cdc.errors import ConfigError, GapError
 from cdc.log import absence, names, reader
 from cdc.log.frontier_tail import record_at
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply.opening import open_store
 from lockstep.jobs.apply.running import with_remedy
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
     from lockstep.sinks.contract import Sink, StoreState
 
 
-def open_in_log(run: Run, sink: Sink) -> StoreState:
+def open_in_log(run: FollowerRun, sink: Sink) -> StoreState:
     """Open the store and return its frontier; raise GapError if that is from another log.
 
     Raises ConfigError if it never applied some of a table's earlier events, and UnavailableError,
@@ -98,12 +98,14 @@ def _expect_complete(config: Config, name: str, applied: Applied) -> None:
             )
 
 
-def _unread(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[Partition, Range]:
+def _unread(
+    config: Config, topics: Mapping[str, int], applied: Applied
+) -> dict[Partition, OffsetRange]:
     """Return each partition's range that the store has not read, if not empty."""
     ends, left = applied.end_of, {}
     places = [(topic, number) for topic, count in topics.items() for number in range(count)]
     for place, (low, end) in absence.spans(config, places).items():
         start = max(low, ends.get(place, 0))
         if end > start:
-            left[place] = Range(start, end)
+            left[place] = OffsetRange(start, end)
     return left

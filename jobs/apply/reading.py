@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import MiscountedError
 from cdc.log import compaction, names
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from lockstep.jobs.cuts.dead_letters import CutLetters
 from lockstep.jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, newest
 
@@ -79,11 +79,13 @@ class CutReading:
             place = (part.topic, part.partition)
             read = records.get(place)
             if read is not None and part.events != len(read.values):
-                self.log.expect_complete(place, Range(part.start, part.end))
+                self.log.expect_complete(place, OffsetRange(part.start, part.end))
                 raise miscounted(self._config, cut, part, len(read.values))
 
     def _read(self, cut: Cut, most: Most) -> CutEvents:
-        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
+        ranges = {
+            (part.topic, part.partition): OffsetRange(part.start, part.end) for part in cut.parts
+        }
         dead = (names.dead_topic(self._config.prefix), 0)
         letters = CutLetters(self.log, dead, ranges.pop(dead, None))
         records = self.log.read(ranges, most.bytes) if cut.events <= most.events else None

@@ -19,7 +19,7 @@ from cdc.runtime.uptime import started_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
 
 # Seconds between a follower's lines.
 LINE_SECONDS: Final = 30.0
@@ -48,7 +48,9 @@ class Lines:
 class ProgressPrinter:
     """Prints the followers' progress, in a separate thread, until `close`."""
 
-    def __init__(self, runs: Sequence[Run], lines: Lines, seconds: float = LINE_SECONDS) -> None:
+    def __init__(
+        self, runs: Sequence[FollowerRun], lines: Lines, seconds: float = LINE_SECONDS
+    ) -> None:
         self._runs, self._lines, self._seconds = runs, lines, seconds
         self._printed: dict[str, str] = {}
         self._current: set[str] = set()  # the followers whose start was printed
@@ -78,7 +80,7 @@ class ProgressPrinter:
                 next_at = time.monotonic() + self._seconds
 
 
-def fields(run: Run) -> dict[str, Any]:
+def fields(run: FollowerRun) -> dict[str, Any]:
     """Return a follower's progress, for a program."""
     at, error = run.applied, run.error
     return {
@@ -95,7 +97,7 @@ def fields(run: Run) -> dict[str, Any]:
     }
 
 
-def start(run: Run) -> dict[str, float] | None:
+def start(run: FollowerRun) -> dict[str, float] | None:
     """Return the seconds that each part of the start took; None until the follower caught up.
 
     `imports` is all that was before its first session; a standby's start is when it took over.
@@ -113,20 +115,20 @@ def start(run: Run) -> dict[str, float] | None:
     return {name: round(seconds, 1) for name, seconds in parts.items()}
 
 
-def start_line(run: Run, took: dict[str, float]) -> str:
+def start_line(run: FollowerRun, took: dict[str, float]) -> str:
     """Return how long the follower's start took, for a person."""
     parts = ", ".join(f"{name.replace('_', ' ')} {took[name]:.1f}" for name in took)
     after = "it took over" if run.is_standby else "the start"
     return f"{run.name}: caught up {sum(took.values()):.1f} s after {after}: {parts}"
 
 
-def lag(run: Run) -> float | None:
+def lag(run: FollowerRun) -> float | None:
     """Return the age in seconds of the newest change or canary that this job applied."""
     newest = max(run.applied.committed_at_us if run.applied else 0, run.progress.canary_at_us or 0)
     return round(max(0.0, time.time() - newest / 1e6), 1) if newest else None
 
 
-def line(run: Run) -> str:
+def line(run: FollowerRun) -> str:
     """Return a follower's progress, for a person."""
     at = f"at {run.applied.lsn}, seq {run.applied.seq}" if run.applied else "not opened yet"
     text = f"{run.name}: {run.state.replace('_', ' ')}, {at}"

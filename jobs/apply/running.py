@@ -100,7 +100,7 @@ class FollowerProgress:
         self.failing_since_us = self.failing_since_us or now_us()
 
 
-class Run:
+class FollowerRun:
     """Runs one follower in this job. Calls `session` until it is asked to stop."""
 
     def __init__(
@@ -108,10 +108,10 @@ class Run:
         config: Config,
         name: str,
         store: str,
-        session: Callable[[Run], None],
+        session: Callable[[FollowerRun], None],
         *,
         quiet: bool = False,
-        repair: Callable[[Run, Sink, StoreLostError], None] | None = None,
+        repair: Callable[[FollowerRun, Sink, StoreLostError], None] | None = None,
         standby_seconds: float | None = None,
         remedy: Callable[[CDCError], CDCError] = lambda error: error,
     ) -> None:

@@ -29,7 +29,7 @@ from cdc.config.followers import (
 from cdc.config.places import topic_prefix
 from cdc.errors import ConfigError
 from lockstep.sinks.contract import FollowerOf, SinkKind
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.shapes import RowShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cdc.config.followers import Follower
     from lockstep.jobs.apply.delta_merge import SparkMerge
     from lockstep.sinks.contract import Sink
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.work import Work
 
 GROUP: Final = "lockstep.sinks"
@@ -51,10 +51,10 @@ _IDLE_SECONDS: Final = 2.0
 
 
 def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
-    from lockstep.sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
+    from lockstep.sinks.redis.sink import RedisSettings, RedisSink  # noqa: PLC0415 - followers of others go without
 
     return RedisSink(
-        Settings(
+        RedisSettings(
             url=store.url,
             prefix=store.prefix or of.prefix,
             follower=of.name,
@@ -65,24 +65,24 @@ def _redis(store: RedisFollower, of: FollowerOf) -> Sink:
     )
 
 
-def _shape(configured: RedisShape) -> Shape:
-    return Shape(**msgspec.structs.asdict(configured))
+def _shape(configured: RedisShape) -> RowShape:
+    return RowShape(**msgspec.structs.asdict(configured))
 
 
-def shape(follower: Follower, table: str) -> Shape | None:
+def shape(follower: Follower, table: str) -> RowShape | None:
     """Return the shape in which a follower keeps a table; None if it keeps rows as they are."""
     found = follower.redis and follower.redis.shapes.get(table)
     return _shape(found) if found else None
 
 
 def _delta(delta: DeltaFollower, of: FollowerOf) -> Sink:
-    from lockstep.sinks.delta.settings import Settings  # noqa: PLC0415 - of the extra `spark`
+    from lockstep.sinks.delta.settings import DeltaSettings  # noqa: PLC0415 - of the extra `spark`
     from lockstep.sinks.delta.sink import DeltaSink  # noqa: PLC0415 - of the extra `spark`
 
     path = delta.path or of.config.delta.path
     assert path is not None, "one of the two is there: the configuration is checked"
     return DeltaSink(
-        Settings(
+        DeltaSettings(
             pipeline=of.pipeline,
             follower=of.name,
             prefix=of.prefix,
@@ -109,7 +109,7 @@ class _LazySparkMerge:
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
 
-    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+    def apply(self, table: DeltaTable, work: Work, commit: CommitInfo) -> None:
         self._merge().apply(table, work, commit)
 
     def alter(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from cdc.config import Config
-    from lockstep.jobs.archiving.table import Archive, ChainedTable
+    from lockstep.jobs.archiving.table import ArchiveTable, ChainedTable
     from lockstep.sinks.delta.actions import Action
 
 # How often a commit is repeated after another process was first.
@@ -87,7 +87,7 @@ class Subject(NamedTuple):
         return self.seqs | self.messages
 
 
-def find(config: Config, archive: Archive, topic: str, keys: Collection[bytes]) -> Subject:
+def find(config: Config, archive: ArchiveTable, topic: str, keys: Collection[bytes]) -> Subject:
     """Return a row with all keys that it has had; without seqs if the archive has no event of it.
 
     Raises ConfigError if the row still exists, as far as the archive knows.
@@ -104,14 +104,14 @@ def find(config: Config, archive: Archive, topic: str, keys: Collection[bytes]) 
     return Subject(topic, frozenset(known), frozenset(found))
 
 
-def _of_keys(archive: Archive, topic: str, keys: set[bytes]) -> dict[int, tuple[bytes, bytes]]:
+def _of_keys(archive: ArchiveTable, topic: str, keys: set[bytes]) -> dict[int, tuple[bytes, bytes]]:
     hashes = ", ".join(str(key_hash(key)) for key in keys)
     where = f"topic = {_quoted(topic)} AND op IS NOT NULL AND key_hash IN ({hashes})"
     rows = lake.read(archive.table, ["seq", "key", "value"], where).to_pylist()
     return {row["seq"]: (row["key"], row["value"]) for row in rows if row["key"] in keys}
 
 
-def transactions(archive: Archive, subject: Subject) -> set[int]:
+def transactions(archive: ArchiveTable, subject: Subject) -> set[int]:
     """Return the commit LSNs of its events, and of the table's events that are erased already."""
     mine = f"topic = {_quoted(subject.topic)} AND op IS NOT NULL"
     wanted = [f"{mine} AND leaf IS NOT NULL"]
@@ -122,7 +122,9 @@ def transactions(archive: Archive, subject: Subject) -> set[int]:
     return found
 
 
-def _neighbours(archive: Archive, topic: str, events: dict[int, tuple[bytes, bytes]]) -> set[bytes]:
+def _neighbours(
+    archive: ArchiveTable, topic: str, events: dict[int, tuple[bytes, bytes]]
+) -> set[bytes]:
     """Return the keys that rows had before or after: such an update is a delete and a create."""
     kinds = {seq: parsed(value) for seq, (_, value) in events.items()}
     wanted = {seq - 1 for seq, each in kinds.items() if each.op == "c"}
@@ -143,7 +145,7 @@ def _neighbours(archive: Archive, topic: str, events: dict[int, tuple[bytes, byt
 
 
 def _expect_deleted(
-    config: Config, archive: Archive, topic: str, events: dict[int, tuple[bytes, bytes]]
+    config: Config, archive: ArchiveTable, topic: str, events: dict[int, tuple[bytes, bytes]]
 ) -> None:
     """Raise ConfigError if the newest event of one of the keys is not its end."""
     newest: dict[bytes, int] = {}
@@ -169,7 +171,7 @@ def still_there(config: Config, topic: str) -> ConfigError:
 # -- the commit ------------------------------------------------------------------------------------
 
 
-def erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None:
+def erase(config: Config, archive: ArchiveTable, subject: Subject) -> Erasure | None:
     """Erase a subject by one commit; None if the archive has nothing of it (any more)."""
     for _ in range(TRIES):
         try:
@@ -179,7 +181,7 @@ def erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None:
     raise lake.busy(archive.path)
 
 
-def _erase(config: Config, archive: Archive, subject: Subject) -> Erasure | None:
+def _erase(config: Config, archive: ArchiveTable, subject: Subject) -> Erasure | None:
     prefix = config.prefix
     actions: list[Action] = []
     events = records = 0
@@ -268,12 +270,12 @@ def bare(rows: pa.Table) -> pa.Table:
     return pa.table(found | {"leaf": pa.array(leaves, pa.binary())}, schema=rows.schema)
 
 
-def erasures(config: Config, archive: Archive) -> list[Erasure]:
+def erasures(config: Config, archive: ArchiveTable) -> list[Erasure]:
     """Return the audit records of an opened archive, in their order."""
     return [decode_erasure(each) for each in _audit_records(config, archive)]
 
 
-def _audit_records(config: Config, archive: Archive) -> list[bytes]:
+def _audit_records(config: Config, archive: ArchiveTable) -> list[bytes]:
     where = f"topic = {_quoted(erased_topic(config.prefix))}"
     rows = lake.read(archive.table, ["offset", "value"], where).sort_by("offset")
     found: list[bytes] = rows["value"].to_pylist()
@@ -283,13 +285,13 @@ def _audit_records(config: Config, archive: Archive) -> list[bytes]:
 # -- what is left of it ----------------------------------------------------------------------------
 
 
-def places(archive: Archive) -> set[Place]:
+def places(archive: ArchiveTable) -> set[Place]:
     """Return the places of all erased records."""
     rows = lake.read(archive.table, ["topic", "partition", "offset"], "leaf IS NOT NULL")
     return set(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
-def erased_seqs(archive: Archive, topic: str) -> pa.Int64Array:
+def erased_seqs(archive: ArchiveTable, topic: str) -> pa.Int64Array:
     """Return the seqs of a table's erased events."""
     where = f"topic = {_quoted(topic)} AND leaf IS NOT NULL AND op IS NOT NULL"
     return lake.read(archive.table, ["seq"], where)["seq"].combine_chunks()
@@ -332,7 +334,7 @@ def _has_bytes(table: ChainedTable, name: str, erased: set[Place]) -> bool:
     return any(place in erased for place in each)
 
 
-def forget(archive: Archive) -> None:
+def forget(archive: ArchiveTable) -> None:
     """Delete what Delta's log has of the versions before: bounds of keys' hashes, and versions."""
     for _ in range(TRIES):
         try:

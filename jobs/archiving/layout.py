@@ -59,7 +59,7 @@ DELTA_COLUMNS: Final = [(name, kind) for name, (_, kind) in _COLUMNS.items()]
 SORTED_BY: Final = ("topic", "key_hash", "seq", "partition", "offset")
 
 
-class Span(NamedTuple):
+class CutSpan(NamedTuple):
     """A cut's part of a partition: `records` from offset `start` to before `end`."""
 
     topic: str
@@ -84,7 +84,7 @@ class CutRecord(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_us: int
     place: int  # the frontier topic's offset after the frontier's record
     chain: str  # of the frontier
-    spans: tuple[Span, ...]
+    spans: tuple[CutSpan, ...]
     root: str  # over the spans, hexadecimal
     previous: str  # SHA-256 of the cut record before, hexadecimal; empty in the first
     archived_at_us: int
@@ -123,7 +123,7 @@ class Audits(NamedTuple):
         return Audits(self.number + 1, chained)
 
 
-class Position(NamedTuple):
+class ArchivePosition(NamedTuple):
     """Up to where the archive holds the log."""
 
     applied: Applied
@@ -160,13 +160,13 @@ def digest(value: bytes) -> str:
     return sha256(value).hexdigest()
 
 
-def root(spans: Iterable[Span]) -> str:
+def root(spans: Iterable[CutSpan]) -> str:
     """Return the Merkle root over spans."""
     each = ((s.topic, s.partition, s.records, bytes.fromhex(s.root)) for s in spans)
     return merkle.cut_root(each).hex()
 
 
-def facts(position: Position) -> dict[str, object]:
+def facts(position: ArchivePosition) -> dict[str, object]:
     """Return what a commit states: the newest cut, and the end of every partition."""
     assert position.newest is not None
     return {
@@ -177,12 +177,12 @@ def facts(position: Position) -> dict[str, object]:
     }
 
 
-def position(pipeline: str, stated: Mapping[str, Any]) -> Position:
+def position(pipeline: str, stated: Mapping[str, Any]) -> ArchivePosition:
     """Return the position that a commit states; the log's beginning if it has no cut."""
     text = stated.get("cut")
     if text is None:
-        return Position(Applied.beginning(pipeline, 1), None, "")
+        return ArchivePosition(Applied.beginning(pipeline, 1), None, "")
     newest = decode(text.encode())
     ends = {topic: tuple(offsets) for topic, offsets in stated["ends"].items()}
     audits = Audits(*stated.get("audits", ()))
-    return Position(newest.applied(ends), newest, digest(text.encode()), audits)
+    return ArchivePosition(newest.applied(ends), newest, digest(text.encode()), audits)

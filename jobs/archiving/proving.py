@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
     from cdc.log.records import FrontierRecord
     from cdc.verify.digests import SpanCheck
-    from lockstep.jobs.archiving.layout import CutRecord, Span
-    from lockstep.jobs.archiving.table import Archive
+    from lockstep.jobs.archiving.layout import CutRecord, CutSpan
+    from lockstep.jobs.archiving.table import ArchiveTable
 
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
@@ -57,7 +57,7 @@ class Noted(NamedTuple):
     has_log: bool = False
 
 
-class Proof(NamedTuple):
+class ArchiveProof(NamedTuple):
     """What was found; the archive is complete and unaltered if there are no findings."""
 
     cuts: int
@@ -81,12 +81,12 @@ class Proof(NamedTuple):
 
 def prove(
     config: Config,
-    archive: Archive,
+    archive: ArchiveTable,
     upto: LSN | None = None,
     anchor: str | None = None,
     reported: FollowerRecord | None = None,
     noted: Noted | None = None,
-) -> Proof:
+) -> ArchiveProof:
     """Recompute everything up to an LSN, or all; look for a frontier with the chain `anchor`.
 
     `reported` is a report of the archive's job, from before this: all that it states must be there,
@@ -101,7 +101,7 @@ class _Proving:
     def __init__(
         self,
         config: Config,
-        archive: Archive,
+        archive: ArchiveTable,
         upto: LSN | None,
         anchor: str | None,
         reported: FollowerRecord | None,
@@ -128,9 +128,9 @@ class _Proving:
         self._anchored = False
         self._chains: dict[tuple[LSN, int], str] = {}
 
-    def proof(self) -> Proof:
+    def proof(self) -> ArchiveProof:
         last = self._last
-        return Proof(
+        return ArchiveProof(
             self._cuts, self._events, self._records, self._erased, self._erased_events,
             self._undigested,
             last.seq if last else 0, str(last.lsn) if last else "0/0", last.chain if last else "",
@@ -272,7 +272,7 @@ class _Proving:
                     yield frontier
 
     def _span(
-        self, stored: Stored, record: CutRecord, span: Span, check: SpanCheck, seqs: list[int]
+        self, stored: Stored, record: CutRecord, span: CutSpan, check: SpanCheck, seqs: list[int]
     ) -> None:
         tree, erased = merkle.Tree(), 0
         for rows in stored.span(record.number, span.topic, span.partition):

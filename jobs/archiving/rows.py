@@ -57,7 +57,7 @@ _frontier: Final = msgspec.json.Decoder(_Frontier).decode
 _letter: Final = msgspec.json.Decoder(_LetterKey).decode
 
 
-class Rows:
+class CutRows:
     """The rows of one partition's part of a cut, added in the order of their offsets."""
 
     def __init__(self, prefix: str, cut: int, topic: str, partition: int) -> None:

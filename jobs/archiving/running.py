@@ -20,16 +20,16 @@ from cdc import failpoints
 from cdc.errors import CDCError, CompactedError, ConfigError, GapError
 from cdc.log import compaction, names, records
 from cdc.log.frontier_tail import FrontierTail
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.operate.followers import NEW_ARCHIVE
-from cdc.verify.digests import CutCheck, Difference, FrontierChain
+from cdc.verify.digests import CutCheck, DigestDifference, FrontierChain
 from lockstep.jobs.archiving import layout
-from lockstep.jobs.archiving.layout import CutRecord, Position, Span
-from lockstep.jobs.archiving.rows import Rows, of_cut_record
-from lockstep.jobs.archiving.table import Archive
-from lockstep.jobs.archiving.upkeep import Upkeep
-from lockstep.jobs.archiving.writing import Writer
+from lockstep.jobs.archiving.layout import ArchivePosition, CutRecord, CutSpan
+from lockstep.jobs.archiving.rows import CutRows, of_cut_record
+from lockstep.jobs.archiving.table import ArchiveTable
+from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
+from lockstep.jobs.archiving.writing import ArchiveWriter
 from lockstep.jobs.cuts.cutting import Cutter, Limits
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import TableCommit
     from cdc.log.partitions import Partition
     from cdc.log.records import FrontierRecord
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
     from lockstep.jobs.cuts.cutting import Cut
     from lockstep.sinks.contract import Applied
     from lockstep.sinks.delta.actions import Action
@@ -55,7 +55,7 @@ _IDLE_SECONDS: Final = 60.0
 
 
 class Archiving:
-    """Archives the log until asked to stop; called once a session by its `Run`."""
+    """Archives the log until asked to stop; called once a session by its `FollowerRun`."""
 
     def __init__(
         self, config: Config, spark: Callable[[], SparkSession] | None, until: LSN | None = None
@@ -63,21 +63,26 @@ class Archiving:
         """`spark` returns the session for large cuts; without it this process takes them."""
         self._config, self._spark, self._until = config, spark, until
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: FollowerRun) -> None:
         config = self._config
         archive = opened(config)
         position = archive.open()
         run.opened_at(position.applied)
         run.commit = archive.newest_commit()
         failpoints.reach("archive_opened")
-        upkeep = Upkeep(archive, config.archive)
+        upkeep = ArchiveUpkeep(archive, config.archive)
         with closing(RangeReader(config)) as reader:
             cuts = Cuts(config, archive, reader, self._spark)
             with closing(_Tail(config, position.applied, self._until)) as tail:
                 self._follow(run, cuts, tail, position, upkeep)
 
     def _follow(
-        self, run: Run, cuts: Cuts, tail: _Tail, position: Position, upkeep: Upkeep
+        self,
+        run: FollowerRun,
+        cuts: Cuts,
+        tail: _Tail,
+        position: ArchivePosition,
+        upkeep: ArchiveUpkeep,
     ) -> None:
         while not run.stopping.is_set() and not self._reached(position.applied):
             cut = tail.next(_POLL_SECONDS)
@@ -108,13 +113,13 @@ def with_remedy(error: CDCError) -> CDCError:
     return type(error)(error.what, hint=hint)
 
 
-def opened(config: Config) -> Archive:
+def opened(config: Config) -> ArchiveTable:
     """Return the configured archive; raise ConfigError if there is none."""
     if config.archive.path is None:
         raise ConfigError(
             "no archive is configured", hint="set archive.path to where its table shall be"
         )
-    return Archive(config.archive.path, config.archive.storage, config.pipeline)
+    return ArchiveTable(config.archive.path, config.archive.storage, config.pipeline)
 
 
 class _Tail:
@@ -160,14 +165,14 @@ class Cuts:
     def __init__(
         self,
         config: Config,
-        archive: Archive,
+        archive: ArchiveTable,
         reader: RangeReader,
         spark: Callable[[], SparkSession] | None,
     ) -> None:
         self._config, self._archive, self._reader, self._spark = config, archive, reader, spark
         self._own = (names.frontier_topic(config.prefix), 0), (names.schema_topic(config.prefix), 0)
 
-    def archive(self, cut: Cut, position: Position) -> tuple[Position, set[str]]:
+    def archive(self, cut: Cut, position: ArchivePosition) -> tuple[ArchivePosition, set[str]]:
         """Write and commit a cut; return the position after it, and the tables it has events of."""
         number = position.newest.number + 1 if position.newest else 1
         ranges = self._ranges(cut, position.applied)
@@ -178,7 +183,7 @@ class Cuts:
         if self._spark is None:
             large = set()
         small = {place: each for place, each in ranges.items() if place not in large}
-        writer = Writer(self._archive.files)
+        writer = ArchiveWriter(self._archive.files)
         spans = self._write_here(cut, number, small, check, writer)
         actions: list[Action] = []
         if large:
@@ -189,7 +194,7 @@ class Cuts:
         record = self._record(cut, number, position, tuple(spans), chain)
         value = layout.encode(record)
         applied = _moved(position.applied, cut, ranges)
-        after = Position(applied, record, layout.digest(value), position.audits)
+        after = ArchivePosition(applied, record, layout.digest(value), position.audits)
         writer.add(of_cut_record(self._config.prefix, record))
         actions += writer.finish()
         failpoints.reach("archive_written")
@@ -202,19 +207,21 @@ class Cuts:
         """Return the newest commit of the archive."""
         return self._archive.newest_commit()
 
-    def _ranges(self, cut: Cut, applied: Applied) -> dict[Partition, Range]:
+    def _ranges(self, cut: Cut, applied: Applied) -> dict[Partition, OffsetRange]:
         """Return what to read: the cut's parts, its frontier records, new table versions."""
         ends = applied.end_of
-        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
+        ranges = {
+            (part.topic, part.partition): OffsetRange(part.start, part.end) for part in cut.parts
+        }
         frontier, schema = self._own
-        ranges[frontier] = Range(applied.place, cut.place)
+        ranges[frontier] = OffsetRange(applied.place, cut.place)
         end = self._reader.look_up([schema])[schema].end
         start = ends.get(schema, 0)
         if end > start:
-            ranges[schema] = Range(start, end)
+            ranges[schema] = OffsetRange(start, end)
         return ranges
 
-    def _frontiers(self, cut: Cut, wanted: Range) -> list[FrontierRecord]:
+    def _frontiers(self, cut: Cut, wanted: OffsetRange) -> list[FrontierRecord]:
         topic = self._own[0][0]
         found = [
             records.decode(records.FrontierRecord, message.value() or b"", topic)
@@ -229,7 +236,9 @@ class Cuts:
             )
         return mine
 
-    def _expect_chain(self, cut: Cut, frontiers: list[FrontierRecord], position: Position) -> str:
+    def _expect_chain(
+        self, cut: Cut, frontiers: list[FrontierRecord], position: ArchivePosition
+    ) -> str:
         newest = position.newest
         chain = FrontierChain(newest.chain if newest else "", cut.above)
         for record in frontiers:
@@ -245,12 +254,12 @@ class Cuts:
         self,
         cut: Cut,
         number: int,
-        ranges: dict[Partition, Range],
+        ranges: dict[Partition, OffsetRange],
         check: CutCheck,
-        writer: Writer,
-    ) -> list[Span]:
+        writer: ArchiveWriter,
+    ) -> list[CutSpan]:
         """Read the ranges and write them to files in this process."""
-        rows = {place: Rows(self._config.prefix, number, *place) for place in ranges}
+        rows = {place: CutRows(self._config.prefix, number, *place) for place in ranges}
         checks = {place: check.partition(place) for place in ranges}
         for place, messages in self._reader.pieces(ranges):
             read = (
@@ -265,12 +274,12 @@ class Cuts:
             self._expect_same(cut, place, wanted, checks[place].finish())
             its = rows[place]
             root = its.tree.root().hex()
-            spans.append(Span(*place, *wanted, its.events, its.tree.count, root))
+            spans.append(CutSpan(*place, *wanted, its.events, its.tree.count, root))
         return spans
 
     def _write_in_tasks(
-        self, cut: Cut, number: int, ranges: dict[Partition, Range], check: CutCheck
-    ) -> tuple[list[Span], list[Action]]:
+        self, cut: Cut, number: int, ranges: dict[Partition, OffsetRange], check: CutCheck
+    ) -> tuple[list[CutSpan], list[Action]]:
         from lockstep.jobs.archiving import tasks  # noqa: PLC0415 - of the extra `spark`
         from lockstep.jobs.copying.driving import translated  # noqa: PLC0415 - as above
 
@@ -288,14 +297,14 @@ class Cuts:
             if each is None:
                 self._expect_same(cut, place, wanted, checks[place].finish())
                 continue
-            differences = [Difference(*place, *found) for found in each["differences"]]
+            differences = [DigestDifference(*place, *found) for found in each["differences"]]
             self._expect_same(cut, place, wanted, differences)
-            spans.append(Span(*place, *wanted, each["events"], each["records"], each["root"]))
+            spans.append(CutSpan(*place, *wanted, each["events"], each["records"], each["root"]))
             actions += each["actions"]
         return spans, actions
 
     def _expect_same(
-        self, cut: Cut, place: Partition, wanted: Range, found: list[Difference]
+        self, cut: Cut, place: Partition, wanted: OffsetRange, found: list[DigestDifference]
     ) -> None:
         """Raise GapError if a partition is not what the frontiers state."""
         for difference in found:
@@ -314,7 +323,12 @@ class Cuts:
             )
 
     def _record(
-        self, cut: Cut, number: int, position: Position, spans: tuple[Span, ...], chain: str
+        self,
+        cut: Cut,
+        number: int,
+        position: ArchivePosition,
+        spans: tuple[CutSpan, ...],
+        chain: str,
     ) -> CutRecord:
         return CutRecord(
             pipeline=self._config.pipeline,
@@ -335,7 +349,7 @@ class Cuts:
         )
 
 
-def _moved(applied: Applied, cut: Cut, ranges: dict[Partition, Range]) -> Applied:
+def _moved(applied: Applied, cut: Cut, ranges: dict[Partition, OffsetRange]) -> Applied:
     """Return the frontier at the cut's end."""
     ends = {topic: list(each) for topic, each in applied.ends.items()}
     for (topic, number), wanted in ranges.items():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from lockstep.jobs.archiving.layout import Position
+    from lockstep.jobs.archiving.layout import ArchivePosition
     from lockstep.sinks.delta.actions import Action
 
 _ZEROS: Final = "0" * 64
@@ -228,22 +228,22 @@ class ChainedTable:
         ]
 
 
-class Archive(ChainedTable):
+class ArchiveTable(ChainedTable):
     """One archive."""
 
     columns = layout.DELTA_COLUMNS
     about = "archive"
 
-    def open(self) -> Position:
+    def open(self) -> ArchivePosition:
         """Load the table, create a missing one; return its position."""
         self.create()
         return self.position()
 
-    def position(self) -> Position:
+    def position(self) -> ArchivePosition:
         """Return the position in the newest commit of ours."""
         return layout.position(self._pipeline, self.stated())
 
-    def commit(self, actions: Sequence[Action], position: Position, operation: str) -> None:
+    def commit(self, actions: Sequence[Action], position: ArchivePosition, operation: str) -> None:
         """Commit the version after the loaded one; raise ConflictError if it exists."""
         self.commit_facts(actions, layout.facts(position), operation)
 

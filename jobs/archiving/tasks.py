@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from lockstep.jobs.archiving.rows import Rows
-from lockstep.jobs.archiving.writing import Writer
+from lockstep.jobs.archiving.rows import CutRows
+from lockstep.jobs.archiving.writing import ArchiveWriter
 from lockstep.jobs.spark.kafka_options import reading
 from lockstep.jobs.spark.map_in_arrow import in_arrow
 from lockstep.sinks.delta.actions import Files
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
     from cdc.verify.digests import SpanCheck
 
 _RESULT: Final = "result string"
@@ -38,7 +38,7 @@ def archive(
     spark: SparkSession,
     config: Config,
     number: int,
-    ranges: Mapping[Partition, Range],
+    ranges: Mapping[Partition, OffsetRange],
     checks: Mapping[Partition, SpanCheck],
 ) -> list[dict[str, Any]]:
     """Write the ranges' records to files, as those of a cut; return what each task returns."""
@@ -60,15 +60,15 @@ def _archived(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Archive what a task reads; runs in an executor."""
-    writer = Writer(Files(*place))
-    rows: Rows | None = None
+    writer = ArchiveWriter(Files(*place))
+    rows: CutRows | None = None
     for batch in batches:
         if not batch.num_rows:
             continue
         columns = batch.to_pydict()
         topic, partition = columns["topic"][0], columns["partition"][0]
         if rows is None:
-            rows, check = Rows(prefix, number, topic, partition), checks[topic, partition]
+            rows, check = CutRows(prefix, number, topic, partition), checks[topic, partition]
         read = columns["offset"], columns["key"], columns["value"]
         check.add(*read)
         writer.add(rows.add(*read))

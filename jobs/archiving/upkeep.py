@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config.archive import Archive as Settings
-    from lockstep.jobs.archiving.layout import Position
-    from lockstep.jobs.archiving.table import Archive
+    from lockstep.jobs.archiving.layout import ArchivePosition
+    from lockstep.jobs.archiving.table import ArchiveTable
 
 # Files above this size stay as they are.
 SMALL_BYTES: Final = 32 << 20
@@ -34,14 +34,14 @@ FEWEST: Final = 8  # small files that are worth joining
 MORE_HOURS: Final = 1
 
 
-class Upkeep:
+class ArchiveUpkeep:
     """Does what is due, between two cuts."""
 
-    def __init__(self, archive: Archive, settings: Settings) -> None:
+    def __init__(self, archive: ArchiveTable, settings: Settings) -> None:
         self._archive, self._settings = archive, settings
         self._done_at = time.monotonic()
 
-    def tick(self, position: Position) -> bool:
+    def tick(self, position: ArchivePosition) -> bool:
         """Join and delete files if the time has come; return whether it has."""
         minutes = self._settings.optimize_minutes
         if not minutes or time.monotonic() - self._done_at < 60 * minutes:
@@ -51,7 +51,7 @@ class Upkeep:
         self._done_at = time.monotonic()
         return True
 
-    def join(self, position: Position) -> int:
+    def join(self, position: ArchivePosition) -> int:
         """Join small files; return how many were."""
         if position.newest is None:
             return 0

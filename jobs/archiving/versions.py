@@ -16,10 +16,10 @@ import msgspec
 from cdc.events import LSN, row_key
 from cdc.log import compaction, names, reader, records
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.row_keys import log_keys, one_table
-from cdc.log.row_versions import RowEvent, RowSource, version_fields
+from cdc.log.row_versions import RowEvent, VersionSource, version_fields
 from cdc.log.table_cuts import expect_counted
 from lockstep.jobs.archiving.rows import key_hash
 from lockstep.jobs.archiving.running import opened
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
-    from lockstep.jobs.archiving.table import Archive
+    from lockstep.jobs.archiving.table import ArchiveTable
 
 AUTHOR: Final = "audit"  # the prefix of the logical messages that name an author
 
 
-class _Source(RowSource, kw_only=True):
+class _Source(VersionSource, kw_only=True):
     epoch: int
     dead: Pointer | None = None
 
@@ -55,7 +55,7 @@ class _Event(RowEvent, kw_only=True):
 _event: Final = msgspec.json.Decoder(_Event).decode
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a row, or its end."""
 
     at: str  # of the commit, ISO 8601
@@ -70,7 +70,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     held_by: str  # archive or topic
 
 
-def history(config: Config, table: str, key: str) -> list[Version]:
+def history(config: Config, table: str, key: str) -> list[ArchivedVersion]:
     """Return every version of the row, oldest first.
 
     Raises CompactedError if Kafka has compacted what is not archived.
@@ -94,7 +94,7 @@ def topic_of(config: Config, table: str) -> str:
 
 def _versions(
     searches: list[InArchive | InTopics], topic: str, keys: set[bytes]
-) -> Iterator[Version]:
+) -> Iterator[ArchivedVersion]:
     known: dict[str, Any] | None = None
     seen = 0
     for search in searches:
@@ -106,7 +106,7 @@ def _versions(
             seen = event.source.seq
             if event.op == "t" and known is None:
                 continue  # before the row was there
-            version = Version(
+            version = ArchivedVersion(
                 **version_fields(event, known),
                 author=authors.get(lsn_of(event.source.commit_lsn)),
                 held_by=search.name,
@@ -120,7 +120,7 @@ class InArchive:
 
     name = "archive"
 
-    def __init__(self, config: Config, archive: Archive) -> None:
+    def __init__(self, config: Config, archive: ArchiveTable) -> None:
         self._prefix, self._table = config.prefix, archive.table
 
     def schemas(self) -> Iterator[SchemaRecord]:
@@ -212,7 +212,7 @@ class InTopics:
         for place in places:
             there = self._reader.confirmed_if_exists(place)
             if there is not None:  # the archive has the events of a deleted topic
-                left[place] = Range(max(there.start, self._ends.get(place, 0)), there.end)
+                left[place] = OffsetRange(max(there.start, self._ends.get(place, 0)), there.end)
         for _, messages in self._reader.pieces(left):
             for message in messages:
                 yield row_key(message.key()), message.value()

@@ -31,7 +31,7 @@ _NAMES: Final = ["topic", "op", "cut", "partition", "commit_lsn", "committed_at"
 _NUMBERS: Final = {"offset": "DELTA_BINARY_PACKED", "seq": "DELTA_BINARY_PACKED"}
 
 
-class Writer:
+class ArchiveWriter:
     """Collects rows; `finish` returns the actions that add their files."""
 
     def __init__(self, files: Files) -> None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import newest_rows
-from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.in_order import in_order
 from lockstep.jobs.cuts.reduce import NULL, Bounds, decode_row, encode_row, lsn_of, parsed
 from lockstep.sinks.contract import Change, Changes
@@ -33,9 +33,9 @@ class PastChanges:
         self.past = past
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> PastTables:
         """Base and archive."""
-        return Tables(self.past)
+        return PastTables(self.past)
 
     @cached_property
     def older(self) -> OlderEvents:

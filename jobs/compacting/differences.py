@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from lockstep.jobs.compacting.past import State
+    from lockstep.jobs.compacting.past import PastState
     from lockstep.jobs.compacting.slices import Slice
     from lockstep.jobs.cuts.frontiers import Position
     from lockstep.sinks.contract import Change
@@ -66,7 +66,7 @@ def differences(
             yield _difference(key, row, None)
 
 
-def _found(config: Config, wanted: Position) -> State:
+def _found(config: Config, wanted: Position) -> PastState:
     found = past.find(config, wanted)
     if found is None:
         raise past.missing_frontier(wanted)

@@ -19,7 +19,7 @@ from lockstep.jobs.cuts.reduce import decode_row, encode_row, parsed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from lockstep.jobs.cuts.reduce import Event
+    from lockstep.jobs.cuts.reduce import CutEvent
     from lockstep.sinks.contract import Altered
 
 # In an event that leaves out values; in a row's text the quotes are escaped.
@@ -49,7 +49,7 @@ class Older(Protocol):
         """Return all events of these keys after the last truncate."""
         ...
 
-    def letter(self, event: Event) -> Event:
+    def letter(self, event: CutEvent) -> CutEvent:
         """Return the event of the dead letter that an event points to."""
         ...
 
@@ -166,8 +166,8 @@ def fills(
 
 
 def _with_moved(
-    topic: str, events: dict[int, tuple[Held, Event]], older: Older
-) -> dict[int, tuple[Held, Event]]:
+    topic: str, events: dict[int, tuple[Held, CutEvent]], older: Older
+) -> dict[int, tuple[Held, CutEvent]]:
     """Return the events, and those of the keys that their rows had before."""
     asked = set[int]()
     while True:
@@ -191,10 +191,10 @@ class _Folding:
     def __init__(self, older: Older, alterations: Sequence[Altered], wanted: set[int]) -> None:
         self._older, self._alterations, self._wanted = older, alterations, wanted
         self._rows: dict[bytes, tuple[int, _Row]] = {}
-        self._moved: tuple[Event, tuple[int, _Row] | None] | None = None
+        self._moved: tuple[CutEvent, tuple[int, _Row] | None] | None = None
         self.found: dict[int, bytes] = {}
 
-    def add(self, held: Held, event: Event) -> None:
+    def add(self, held: Held, event: CutEvent) -> None:
         moved, self._moved = self._moved, None
         if event.op == "d":
             self._moved = event, self._rows.pop(held.key, None)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from cdc.log.dead_letters import Pointer
     from lockstep.jobs.compacting.fold import Held
-    from lockstep.jobs.compacting.slices import Tables
-    from lockstep.jobs.cuts.reduce import Event
+    from lockstep.jobs.compacting.slices import PastTables
+    from lockstep.jobs.cuts.reduce import CutEvent
     from lockstep.sinks.contract import Altered, Version
 
 _AT_ONCE = 10_000
@@ -33,7 +33,7 @@ _AT_ONCE = 10_000
 class OlderEvents:
     """Looks up what lies in base and archive."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: PastTables) -> None:
         self._tables = tables
         self._prefix = tables.past.prefix
         self._alterations: dict[str, list[Altered]] | None = None
@@ -63,7 +63,7 @@ class OlderEvents:
         found = held(remaining(pa.concat_tables(rows), self._tables.past.floors))
         return [each for each in found if each.key in wanted]
 
-    def letter(self, event: Event) -> Event:
+    def letter(self, event: CutEvent) -> CutEvent:
         """Return the event of the dead letter that an event points to."""
         assert event.source.dead is not None
         return parsed(self.event(event.source.dead))

@@ -13,7 +13,7 @@ from lockstep.jobs.archiving.running import opened
 from lockstep.jobs.compacting import fold, frontiers
 from lockstep.jobs.compacting.bases import bases_of
 from lockstep.jobs.compacting.older import OlderEvents, uncompacted_topics
-from lockstep.jobs.compacting.slices import Past, RowSizes, Tables, floors, planned
+from lockstep.jobs.compacting.slices import Past, PastTables, RowSizes, floors, planned
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Config
-    from lockstep.jobs.archiving.table import Archive
+    from lockstep.jobs.archiving.table import ArchiveTable
     from lockstep.jobs.compacting.frontiers import ArchivedFrontier
     from lockstep.jobs.compacting.layout import BaseRecord
     from lockstep.jobs.compacting.slices import Slice
     from lockstep.jobs.cuts.frontiers import Position
 
 
-class State(NamedTuple):
+class PastState(NamedTuple):
     """The state of all tables at an archived frontier, not read yet."""
 
     frontier: ArchivedFrontier
@@ -50,7 +50,7 @@ class State(NamedTuple):
         return planned(sizes, self.past.uncompacted, self.past.seq)
 
 
-def find(config: Config, wanted: Position | None = None) -> State | None:
+def find(config: Config, wanted: Position | None = None) -> PastState | None:
     """Return the state at the newest archived frontier not above `wanted`; None if there is none.
 
     Raises ConfigError if there is no archive.
@@ -74,8 +74,8 @@ def kept_bases(config: Config) -> list[BaseRecord]:
 
 
 def state(
-    config: Config, archive: Archive, base: BaseRecord | None, frontier: ArchivedFrontier
-) -> State:
+    config: Config, archive: ArchiveTable, base: BaseRecord | None, frontier: ArchivedFrontier
+) -> PastState:
     """Return the state at a frontier, from this base on."""
     assert config.archive.path is not None
     past = Past(
@@ -92,7 +92,7 @@ def state(
         floors={},
         uncompacted=frozenset(),
     )
-    tables = Tables(past)
+    tables = PastTables(past)
     own = f"{config.prefix}.cdc."
     rows = {topic: many for topic, many in frontier.records.items() if not topic.startswith(own)}
     past = past._replace(
@@ -102,10 +102,10 @@ def state(
     for table in base.tables if base else ():
         rows[table.topic] = rows.get(table.topic, 0) + table.rows
     opened_tables = [tables.archive] if tables.base is None else [tables.archive, tables.base]
-    return State(frontier, base, past, rows, RowSizes(opened_tables))
+    return PastState(frontier, base, past, rows, RowSizes(opened_tables))
 
 
-def newest_rows(past: Past, tables: Tables, older: OlderEvents, part: Slice) -> pa.Table:
+def newest_rows(past: Past, tables: PastTables, older: OlderEvents, part: Slice) -> pa.Table:
     """Return a slice's rows at the frontier: the newest event of each key, filled."""
     partly = past.merging.partly if past.merging else {}
     rows = tables.of(part)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from cdc.log.follower_reports import FollowerRecord
     from lockstep.jobs.compacting.layout import BaseRecord, TableCount
-    from lockstep.jobs.compacting.past import State
+    from lockstep.jobs.compacting.past import PastState
 
 
 class BasesProof(NamedTuple):
@@ -172,7 +172,7 @@ def _folded(config: Config, record: BaseRecord) -> Iterator[str]:
             yield f"{_name(record)}: {table} is not the fold of the archive up to its frontier"
 
 
-def _counts(state: State, record: BaseRecord) -> dict[str, TableCount]:
+def _counts(state: PastState, record: BaseRecord) -> dict[str, TableCount]:
     """Return what tables hold in a state, without the deletes that the base leaves out."""
     reader = PastChanges(state.past._replace(deletes_since_us=record.deletes_since_us))
     counts = (each for part in state.slices() for each in layout.counted(reader.rows(part)))

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, GapError
 from cdc.log import names
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.records import FrontierRecord, decode
 from cdc.verify.digests import FrontierChain
 from lockstep.jobs.compacting import past
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.older import OlderEvents
-from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.chosen import Chosen
 from lockstep.sinks.contract import Changes, WrittenByTasks
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from lockstep.jobs.compacting.frontiers import ArchivedFrontier
-    from lockstep.jobs.compacting.past import State
+    from lockstep.jobs.compacting.past import PastState
     from lockstep.jobs.compacting.slices import Slice
     from lockstep.jobs.cuts.frontiers import Position
     from lockstep.sinks.contract import Applied, Sink, Version
@@ -45,10 +45,10 @@ LARGE_ROWS: Final = 500_000
 _SEARCHED: Final = 1_000
 
 
-class Start(NamedTuple):
+class FillStart(NamedTuple):
     """From where a follower can be filled, and the tables that it takes from there."""
 
-    state: State
+    state: PastState
     topics: frozenset[str]
 
     @property
@@ -60,7 +60,7 @@ class Start(NamedTuple):
         return f"{source}, and the archive up to {at.lsn} (seq {at.seq})"
 
 
-def start_of(config: Config, name: str, wanted: Position | None = None) -> Start:
+def start_of(config: Config, name: str, wanted: Position | None = None) -> FillStart:
     """Return from where the follower can be filled, up to the frontier `wanted` or the newest.
 
     Raises ConfigError if it can't, and GapError if the archive has no such frontier.
@@ -69,7 +69,7 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> Start
     if state is None:
         raise past.missing_frontier(wanted)
     chosen = Chosen(config, config.followers[name])
-    older = OlderEvents(Tables(state.past))
+    older = OlderEvents(PastTables(state.past))
     # A table without rows, too: stores that have followed the log have it.
     topics = frozenset(topic for topic in older.topics() if chosen.follows(topic))
     found = unreadable(config, older, topics & state.rows.keys())
@@ -78,7 +78,7 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> Start
             f"{name} can't be filled from the archive: {'; '.join(found)}",
             hint="`cdc rebuild` reads these rows again, with a daemon that streams",
         )
-    return Start(state, topics)
+    return FillStart(state, topics)
 
 
 def unreadable(config: Config, older: OlderEvents, topics: frozenset[str]) -> list[str]:
@@ -95,7 +95,9 @@ def unreadable(config: Config, older: OlderEvents, topics: frozenset[str]) -> li
     return found
 
 
-def possible(config: Config, name: str, sink: Sink, wanted: Position | None = None) -> Start | None:
+def possible(
+    config: Config, name: str, sink: Sink, wanted: Position | None = None
+) -> FillStart | None:
     """Return from where the follower can be filled; None if there is no archive, or not from it."""
     if config.archive.path is None or config.followers[name].documents or sink.histories():
         return None
@@ -126,7 +128,7 @@ class Restoring:
         self,
         config: Config,
         name: str,
-        start: Start,
+        start: FillStart,
         spark: Callable[[], SparkSession] | None,
         progress: Callable[[str], None],
     ) -> None:
@@ -237,7 +239,7 @@ def _first(config: Config, start: int) -> tuple[FrontierRecord, int] | None:
     with closing(RangeReader(config)) as consumer:
         first, end = consumer.confirmed([(topic, 0)])[topic, 0]
         for low in range(max(first, start), end, _SEARCHED):
-            wanted = Range(low, min(end, low + _SEARCHED))
+            wanted = OffsetRange(low, min(end, low + _SEARCHED))
             read = [each for _, some in consumer.pieces({(topic, 0): wanted}) for each in some]
             for message in read:
                 record = decode(FrontierRecord, message.value() or b"", topic)

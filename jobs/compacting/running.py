@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from lockstep.jobs.compacting.bases import Bases
-    from lockstep.jobs.compacting.past import State
+    from lockstep.jobs.compacting.past import PastState
     from lockstep.jobs.compacting.runs import Merging
     from lockstep.jobs.compacting.slices import Past, Slice
     from lockstep.sinks.delta.actions import Action
@@ -70,7 +70,7 @@ class Compaction:
         bases.vacuum(config.archive.bases_kept)
         return record, True
 
-    def _write(self, bases: Bases, base: BaseRecord | None, found: State) -> BaseRecord:
+    def _write(self, bases: Bases, base: BaseRecord | None, found: PastState) -> BaseRecord:
         keep_us = int(self._config.archive.tombstone_hours * _HOUR_US)
         since = found.frontier.applied.committed_at_us - keep_us
         files = [BaseFile.of(add) for add in bases.added().values()]
@@ -115,7 +115,7 @@ class Compaction:
         return tasks.compact(self._spark(), past, parts)
 
 
-def _slices(found: State, merging: Merging) -> Iterator[Slice]:
+def _slices(found: PastState, merging: Merging) -> Iterator[Slice]:
     """Yield the slices to fold; none has tables that are folded completely and others."""
     for topics in (merging.complete, merging.partly):
         rows = {topic: many for topic, many in merging.rows.items() if topic in topics}

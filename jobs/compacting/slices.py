@@ -90,7 +90,7 @@ class Past(NamedTuple):
     merging: Merging | None = None  # what a compaction folds; None: everything is read
 
 
-class Tables:
+class PastTables:
     """The tables of a `Past`, opened when they are read."""
 
     def __init__(self, past: Past) -> None:
@@ -224,7 +224,7 @@ class RowSizes:
         return int(rows * max(_LEAST_BYTES, _INFLATED * each))
 
 
-def floors(tables: Tables, topics: Iterable[str]) -> dict[str, int]:
+def floors(tables: PastTables, topics: Iterable[str]) -> dict[str, int]:
     """Return the seq of each table's last truncate after the base."""
     listed = ", ".join(map(quoted, topics))
     if not listed:

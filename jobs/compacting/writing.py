@@ -12,7 +12,7 @@ from lockstep.jobs.archiving.writing import write
 from lockstep.jobs.compacting import layout, runs
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.past import newest_rows
-from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.compacting.slices import PastTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def written(past: Past, files: Files, parts: Iterable[Slice]) -> list[Action]:
     """Fold slices and write them; return the actions that add the files."""
     assert past.merging is not None, "a compaction folds them"
-    tables = Tables(past)
+    tables = PastTables(past)
     older = OlderEvents(tables)
     actions: list[Action] = []
     for part in parts:

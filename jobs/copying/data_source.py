@@ -32,7 +32,7 @@ from cdc.keyring.opening import ciphers_of
 from cdc.log.records import SchemaRecord
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
-from cdc.snapshot.initial.records import Range, SnapshotPlan, SnapshotTable
+from cdc.snapshot.initial.records import PageRange, SnapshotPlan, SnapshotTable
 from cdc.snapshot.initial.task import masks, prove, range_rows
 from cdc.source.pinned import connect_for_rows, pinned, portable_config, portable_dsn
 from lockstep.jobs.copying import adbc
@@ -55,7 +55,7 @@ class CopiedTable:
 
     version: SchemaRecord
     tables: dict[int, SnapshotTable]
-    ranges: tuple[Range, ...]
+    ranges: tuple[PageRange, ...]
     snapshot: str
     tasks: int
     lsn: int
@@ -87,9 +87,9 @@ def table_of(plan: SnapshotPlan, name: str) -> CopiedTable:
 class Ranges(InputPartition):
     """The ranges that one Spark task reads."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[PageRange, ...]
 
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, ranges: tuple[PageRange, ...]) -> None:
         super().__init__(None)
         self.ranges = ranges
 

@@ -26,9 +26,9 @@ from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows, portable_config
 from lockstep.jobs.copying import mirror_writers
 from lockstep.jobs.copying.data_source import SnapshotReader, SnapshotSource, spark_schema, table_of
-from lockstep.jobs.copying.mirror_writers import Rows
+from lockstep.jobs.copying.mirror_writers import MirrorRows
 from lockstep.sinks.delta import layout as delta_layout
-from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.lake import CommitInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.snapshot.initial.records import Range
+    from cdc.snapshot.initial.records import PageRange
     from lockstep.jobs.copying.data_source import CopiedTable
 
 # The size of a group's pages: large enough that the seconds per commit do not matter, small enough
@@ -47,12 +47,12 @@ _GENERATION_BITS: Final = 32
 
 
 @dataclass(frozen=True)
-class Group:
+class RangeGroup:
     """The ranges of one Delta commit."""
 
     number: int
     of: int
-    ranges: tuple[Range, ...]
+    ranges: tuple[PageRange, ...]
 
     @property
     def is_last(self) -> bool:
@@ -84,9 +84,9 @@ def copy(
         ]
 
 
-def groups(ranges: Sequence[Range]) -> list[Group]:
+def groups(ranges: Sequence[PageRange]) -> list[RangeGroup]:
     """Return the ranges in groups: the same for the same plan, whatever is already done."""
-    found: list[list[Range]] = []
+    found: list[list[PageRange]] = []
     total = 0
     for each in ranges:
         size = ((each.end_page or 1) - (each.first_page or 0)) * 8_192
@@ -95,7 +95,7 @@ def groups(ranges: Sequence[Range]) -> list[Group]:
             total = 0
         found[-1].append(each)
         total += size
-    return [Group(number, len(found), tuple(each)) for number, each in enumerate(found)]
+    return [RangeGroup(number, len(found), tuple(each)) for number, each in enumerate(found)]
 
 
 class CopyLog:
@@ -116,7 +116,7 @@ class CopyLog:
             )
         self.done = known.done(plan)
 
-    def lacks(self, group: Group) -> bool:
+    def lacks(self, group: RangeGroup) -> bool:
         """Return whether the log lacks the record of any range of the group."""
         return any(("rows", each.table, each.number) not in self.done for each in group.ranges)
 
@@ -166,7 +166,7 @@ class MirrorCopy:
             log.record(records)
             yield from records
 
-    def write(self, group: Group) -> None:
+    def write(self, group: RangeGroup) -> None:
         """Commit the group's rows; do nothing if Delta has the group, or a newer generation."""
         plan, config = self._plan, self._config
         table = replace(self._table, ranges=group.ranges)
@@ -175,13 +175,13 @@ class MirrorCopy:
             schema = spark_schema(config, table.version, hidden)
             reader = SnapshotReader(portable_config(config, connection), table, hidden, schema)
         self._writer.write(
-            Rows(table, schema, reader, replaces=group.number == 0),
-            Commit(
+            MirrorRows(table, schema, reader, replaces=group.number == 0),
+            CommitInfo(
                 self._app, plan.generation << _GENERATION_BITS | group.number, self._facts(group)
             ),
         )
 
-    def _facts(self, group: Group) -> dict[str, object]:
+    def _facts(self, group: RangeGroup) -> dict[str, object]:
         plan = self._plan
         return {
             **self._group(group),
@@ -190,7 +190,7 @@ class MirrorCopy:
             "frontier": str(plan.lsn) if group.is_last else None,
         }
 
-    def _group(self, group: Group) -> dict[str, object]:
+    def _group(self, group: RangeGroup) -> dict[str, object]:
         """The fields that distinguish this group from those of other generations and pipelines."""
         plan = self._plan
         return {
@@ -200,7 +200,7 @@ class MirrorCopy:
             "group": group.number,
         }
 
-    def records(self, group: Group, seconds: float) -> list[RangeRecord]:
+    def records(self, group: RangeGroup, seconds: float) -> list[RangeRecord]:
         """Return the records of the group's ranges, from the commit's metrics.
 
         The first record has the group's rows and bytes. Raises GapError if Delta skipped the group.
@@ -227,7 +227,7 @@ class MirrorCopy:
             for position, each in enumerate(group.ranges)
         ]
 
-    def _committed(self, group: Group) -> Mapping[str, str] | None:
+    def _committed(self, group: RangeGroup) -> Mapping[str, str] | None:
         """Return the metrics of the commit that holds the group; None if there is none."""
         wanted = self._group(group)
         for user_metadata, metrics in self._writer.commits():

@@ -31,7 +31,7 @@ from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta import log as delta_log
 from lockstep.sinks.delta.actions import Action, Files
-from lockstep.sinks.delta.lake import Commit, ConflictError
+from lockstep.sinks.delta.lake import CommitInfo, ConflictError
 from lockstep.sinks.delta.parts import Parts, WrittenFile
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _TRIES: Final = 10
 _CHECKPOINT_EVERY: Final = 100
 
 
-class Rows(NamedTuple):
+class MirrorRows(NamedTuple):
     """Rows of a table that are committed together."""
 
     table: CopiedTable
@@ -61,10 +61,10 @@ class Rows(NamedTuple):
     replaces: bool  # everything in the mirror
 
 
-class Writer(Protocol):
+class MirrorWriter(Protocol):
     """Writes one mirror."""
 
-    def write(self, rows: Rows, commit: Commit) -> None:
+    def write(self, rows: MirrorRows, commit: CommitInfo) -> None:
         """Commit the rows; do nothing if the table has reached the commit's version."""
 
     def commits(self) -> Iterator[tuple[str | None, Mapping[str, str]]]:
@@ -77,7 +77,7 @@ class BySpark:
     def __init__(self, spark: SparkSession, config_file: Path, path: str) -> None:
         self._spark, self._file, self._path = spark, config_file, path
 
-    def write(self, rows: Rows, commit: Commit) -> None:
+    def write(self, rows: MirrorRows, commit: CommitInfo) -> None:
         frame = self._spark.read.format(NAME).schema(rows.schema)
         options = {
             "txnAppId": commit.app,
@@ -110,7 +110,7 @@ class ByTasks:
             table is None or delta_actions.is_plain(table)
         )
 
-    def write(self, rows: Rows, commit: Commit) -> None:
+    def write(self, rows: MirrorRows, commit: CommitInfo) -> None:
         table = delta_lake.opened(self._path, self._storage)
         if not _is_older(table, commit):
             return
@@ -137,7 +137,7 @@ class ByTasks:
                 yield commit.get("userMetadata"), commit.get("operationMetrics") or {}
             known = len(history)
 
-    def write_files(self, rows: Rows) -> list[WrittenFile]:
+    def write_files(self, rows: MirrorRows) -> list[WrittenFile]:
         """Return the files of the attempts that Spark accepts."""
         shares = rows.reader.partitions()
         tasks = self._spark.sparkContext.parallelize(shares, len(shares))
@@ -146,7 +146,11 @@ class ByTasks:
         return tasks.mapPartitions(write).collect()
 
     def commit(
-        self, table: DeltaTable | None, rows: Rows, parts: list[WrittenFile], commit: Commit
+        self,
+        table: DeltaTable | None,
+        rows: MirrorRows,
+        parts: list[WrittenFile],
+        commit: CommitInfo,
     ) -> None:
         if table is None and not rows.replaces:
             raise StoreLostError(f"the Delta table {self._path} is missing")
@@ -185,7 +189,7 @@ class ByTasks:
 
 def writer(
     spark: SparkSession, config: Config, config_file: Path, path: str, columns: list[str]
-) -> Writer:
+) -> MirrorWriter:
     """Return the writer for the mirror at `path` with these columns."""
     place = _reached(spark, config, path)
     if place is not None:
@@ -229,7 +233,7 @@ def _write(
         yield from parts.done
 
 
-def _is_older(table: DeltaTable | None, commit: Commit) -> bool:
+def _is_older(table: DeltaTable | None, commit: CommitInfo) -> bool:
     assert commit.upto is not None
     reached = delta_lake.newest_transaction(table, commit.app) if table else None
     return reached is None or reached < commit.upto

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from cdc.log.dead_letters import Pointer
 
 
-class ChangeSource(reduce.EventSource, gc=False):
+class ChangeSource(reduce.CutSource, gc=False):
     """All that an event says of its origin."""
 
     transaction: int | None = msgspec.field(default=None, name="txId")
     origin: str | None = None
 
 
-class _Event(reduce.Event, gc=False):
+class _Event(reduce.CutEvent, gc=False):
     source: ChangeSource
 
 

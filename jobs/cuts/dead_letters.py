@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from cdc.log.dead_letters import Pointer
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
     from cdc.log.ranges import RangeReader
 
 
 class CutLetters:
     """`place` is the topic of dead letters, `wanted` the cut's range of it."""
 
-    def __init__(self, reader: RangeReader, place: Partition, wanted: Range | None) -> None:
+    def __init__(self, reader: RangeReader, place: Partition, wanted: OffsetRange | None) -> None:
         self._letters = DeadLetterAssembler()
         self._records = self._read(reader, {place: wanted} if wanted else {})
 
@@ -40,7 +40,7 @@ class CutLetters:
 
     @staticmethod
     def _read(
-        reader: RangeReader, wanted: Mapping[Partition, Range]
+        reader: RangeReader, wanted: Mapping[Partition, OffsetRange]
     ) -> Generator[tuple[bytes | None, bytes | None]]:
         for _, messages in reader.pieces(wanted) if wanted else ():
             for message in messages:

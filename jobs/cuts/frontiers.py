@@ -52,7 +52,7 @@ def parse(text: str) -> Position:
     raise ConfigError(f"{text!r} names no position in the log", hint=f"give {FORMS}")
 
 
-class Frontiers(FrontierSearch):
+class FrontierFinder(FrontierSearch):
     """Finds frontiers, up to the topic's end at the time of creation."""
 
     def find(self, wanted: Position) -> Applied:
@@ -174,6 +174,6 @@ def not_above(wanted: Position) -> Callable[[_Placed], bool]:
 
 
 def find(config: Config, wanted: Position) -> Applied:
-    """Return what `Frontiers.find` does, with a connection of its own."""
-    with closing(Frontiers(config)) as frontiers:
+    """Return what `FrontierFinder.find` does, with a connection of its own."""
+    with closing(FrontierFinder(config)) as frontiers:
         return frontiers.find(wanted)

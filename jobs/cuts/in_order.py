@@ -29,7 +29,7 @@ from msgspec import Raw
 from lockstep.jobs.cuts.reduce import (
     NULL,
     Bounds,
-    Event,
+    CutEvent,
     Events,
     Reduced,
     Rows,
@@ -57,7 +57,7 @@ class _Pending:
     """A change while its cut is being folded."""
 
     key: bytes | None
-    event: Event
+    event: CutEvent
     row: dict[str, Raw | _Stored] | None
 
 
@@ -106,10 +106,10 @@ class _Folding:
         self._rows: dict[bytes, _Pending] = {}
         self._all: list[_Pending] = []
         # The event, key and row of the previous delete, whose create may follow.
-        self._moved: tuple[Event, bytes, _Pending | None] | None = None
+        self._moved: tuple[CutEvent, bytes, _Pending | None] | None = None
         self._schema_ids: set[int] = set()
 
-    def add(self, key: bytes | None, event: Event) -> None:
+    def add(self, key: bytes | None, event: CutEvent) -> None:
         self._schema_ids.add(event.source.schema_id)
         moved, self._moved = self._moved, None
         pending = _Pending(key, event, None)
@@ -184,7 +184,7 @@ class _Folding:
                 pending.row[name] = old[name]
 
 
-def halves(delete: Event, create: Event) -> bool:
+def halves(delete: CutEvent, create: CutEvent) -> bool:
     """Return whether the two events are one update that changed the key."""
     one, other = delete.source, create.source
     return (one.seq + 1, one.ordinal, one.commit_lsn) == (

@@ -40,7 +40,7 @@ Events: TypeAlias = "tuple[Sequence[bytes | None], Sequence[bytes]]"
 Rows: TypeAlias = "Callable[[list[bytes], frozenset[int]], Mapping[bytes, bytes]]"
 
 
-class EventSource(msgspec.Struct, gc=False):
+class CutSource(msgspec.Struct, gc=False):
     """The fields that are read from an event's `source`."""
 
     seq: int
@@ -53,11 +53,11 @@ class EventSource(msgspec.Struct, gc=False):
     dead: Pointer | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class CutEvent(msgspec.Struct, gc=False):
     """The fields that are read from a change event."""
 
     op: str
-    source: EventSource
+    source: CutSource
     before: Raw = Raw(NULL)
     after: Raw = Raw(NULL)
 
@@ -94,13 +94,13 @@ class Reduced(NamedTuple):
     taken: Mapping[bytes, AbstractSet[bytes]] = MappingProxyType({})
 
 
-E = TypeVar("E", bound=Event)
-_decode: Final = msgspec.json.Decoder(Event).decode
+E = TypeVar("E", bound=CutEvent)
+_decode: Final = msgspec.json.Decoder(CutEvent).decode
 decode_row: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 encode_row: Final = msgspec.json.Encoder().encode
 
 
-def parsed(value: bytes) -> Event:
+def parsed(value: bytes) -> CutEvent:
     """Return an event; raise ConfigError if the value is not one."""
     return decoded(_decode, value)
 
@@ -137,10 +137,10 @@ def newest(batches: Iterable[Events], bounds: Bounds) -> Reduced:
     return Reduced(changes, floor or None, frozenset(schema_ids))
 
 
-def _last(batches: list[Events], bounds: Bounds) -> tuple[dict[bytes, Event], list[Event]]:
+def _last(batches: list[Events], bounds: Bounds) -> tuple[dict[bytes, CutEvent], list[CutEvent]]:
     """Return the event with the highest seq of each key, and all events without a key."""
-    last: dict[bytes, Event] = {}
-    loose: list[Event] = []
+    last: dict[bytes, CutEvent] = {}
+    loose: list[CutEvent] = []
     above, upto, decode = *bounds, _decode
     value = b""
     try:
@@ -162,7 +162,7 @@ def _last(batches: list[Events], bounds: Bounds) -> tuple[dict[bytes, Event], li
     return last, loose
 
 
-def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dict[bytes, int]]:
+def _changes(last: Mapping[bytes, CutEvent], floor: int) -> tuple[list[Change], dict[bytes, int]]:
     """Return the remaining changes, and the indexes, by key, of those with unchanged columns."""
     changes: list[Change] = []
     gaps: dict[bytes, int] = {}
@@ -195,7 +195,7 @@ def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dic
 
 def _fill(changes: list[Change], gaps: dict[bytes, int], batches: list[Events], floor: int) -> None:
     """Fill in an update's unchanged columns from earlier events of its key, by seq."""
-    chains: dict[bytes, list[Event]] = {key: [] for key in gaps}
+    chains: dict[bytes, list[CutEvent]] = {key: [] for key in gaps}
     for keys, values in batches:
         for key, value in zip(keys, values, strict=True):
             if key is not None and key in chains:
@@ -206,11 +206,11 @@ def _fill(changes: list[Change], gaps: dict[bytes, int], batches: list[Events], 
         changes[at] = _filled(changes[at], chain[:-1], floor)
 
 
-def _seq_of(event: Event) -> int:
+def _seq_of(event: CutEvent) -> int:
     return event.source.seq
 
 
-def _filled(change: Change, chain: list[Event], floor: int) -> Change:
+def _filled(change: Change, chain: list[CutEvent], floor: int) -> Change:
     """Return the change filled from the earlier events in `chain`, whose last is the newest."""
     if change.op == "c":
         raise NeedsOrderError

@@ -23,7 +23,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(tuple[list[bytes | None], list[bytes]]).decode
 
 
-class Spool:
+class PieceSpool:
     """Takes pieces of events and returns each bucket's, in the order in which they came.
 
     The files are deleted when it is closed, or when the process ends.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 from cdc.errors import ConfigError
 from lockstep.jobs.documents.rows import NodeRows
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Version
-from lockstep.sinks.documents import Node, affected, documents
+from lockstep.sinks.documents import DocumentNode, affected, documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,21 +37,23 @@ _AT_ONCE: Final = 10_000
 class DocumentTables(Protocol):
     """The tables at one frontier; `node` selects the table and the columns that are read."""
 
-    def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
+    def find(
+        self, node: DocumentNode, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
         """Yield the rows whose `columns` are among `wanted`."""
         ...
 
     def trace(
-        self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]
+        self, node: DocumentNode, columns: tuple[str, ...], wanted: frozenset[Terms]
     ) -> Iterator[Row]:
         """Yield the same rows with at least their keys and terms."""
         ...
 
-    def every(self, node: Node) -> Iterator[Row]:
+    def every(self, node: DocumentNode) -> Iterator[Row]:
         """Yield all rows."""
         ...
 
-    def difference(self, node: Node, since: Self) -> tuple[Iterable[Row], Iterable[Row]]:
+    def difference(self, node: DocumentNode, since: Self) -> tuple[Iterable[Row], Iterable[Row]]:
         """Return the rows that only `since` has, and those that it lacks; a changed row is both.
 
         With at least their keys and terms.
@@ -82,7 +84,7 @@ class DocumentKind:
         applied: Applied,
         old: DocumentTables | None = None,
         *,
-        was: Node | None = None,
+        was: DocumentNode | None = None,
     ) -> Iterator[Changes]:
         """Yield the changes of the documents, in batches.
 
@@ -167,11 +169,11 @@ class DocumentBuild(NamedTuple):
         return DocumentKind(self.name, self.document, self.versions)
 
 
-def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node:
+def tree(name: str, document: Document, versions: Mapping[str, Version]) -> DocumentNode:
     """Return the tree that the configuration describes; raise ConfigError if it is not possible."""
     version = versions.get(document.table)
     if version is None:
-        return Node(
+        return DocumentNode(
             name, document.table, (), document.columns, tuple(document.by.items()), document.one
         )
     if not version.key:
@@ -188,7 +190,7 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node
             f"document {name!r} has columns and children of one name: {', '.join(sorted(taken))}",
             hint="call the child otherwise, or leave the column out by naming `columns`",
         )
-    return Node(
+    return DocumentNode(
         name,
         document.table,
         version.key,
@@ -207,7 +209,7 @@ def _ordered(text: str, version: Version) -> tuple[str, bool]:
     return (text[1:], True) if text not in names and text.startswith("-") else (text, False)
 
 
-def _version(root: Node, versions: Mapping[str, Version]) -> Version:
+def _version(root: DocumentNode, versions: Mapping[str, Version]) -> Version:
     """Return the table version that the documents are for a sink."""
     top = versions[root.table]
     known = {column.name: column for column in top.columns}
@@ -227,7 +229,7 @@ def _version(root: Node, versions: Mapping[str, Version]) -> Version:
     )
 
 
-def _shape(node: Node, versions: Mapping[str, Version]) -> dict[str, object]:
+def _shape(node: DocumentNode, versions: Mapping[str, Version]) -> dict[str, object]:
     """Return what a mapping needs about the children, by their fields."""
     version = versions.get(node.table)
     known = {column.name: column for column in version.columns} if version else {}

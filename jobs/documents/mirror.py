@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from lockstep.jobs.documents.rows import NodeRows
     from lockstep.sinks.delta.stored_files import StoredFiles
-    from lockstep.sinks.documents import Node, Term, Terms
+    from lockstep.sinks.documents import DocumentNode, Term, Terms
 
 # A query's text grows with the values in it; for more values than this it has only the smallest and
 # the largest.
@@ -47,7 +47,7 @@ class MirrorTables:
     """The tables of one frontier (`jobs.documents.kinds.Tables`)."""
 
     def __init__(
-        self, places: Mapping[str, MirrorVersion], rows: Mapping[Node, NodeRows],
+        self, places: Mapping[str, MirrorVersion], rows: Mapping[DocumentNode, NodeRows],
         storage: Mapping[str, str] | None = None, files: StoredFiles | None = None,
     ) -> None:  # fmt: skip
         """`files` keeps what is read of rows that changed, from one cut to the next."""
@@ -55,12 +55,14 @@ class MirrorTables:
         self._storage = dict(storage or {})
         self._opened: dict[str, DeltaTable] = {}
 
-    def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
+    def find(
+        self, node: DocumentNode, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
         """Yield the rows of the node's table whose `columns` are among `wanted`: a `Find`."""
         return self._found(self._rows[node], columns, wanted)
 
     def trace(
-        self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]
+        self, node: DocumentNode, columns: tuple[str, ...], wanted: frozenset[Terms]
     ) -> Iterator[Row]:
         """Yield the same rows with their keys and terms only."""
         return self._found(self._rows[node].traced, columns, wanted)
@@ -80,13 +82,15 @@ class MirrorTables:
             if row.of(columns) in wanted:
                 yield row
 
-    def every(self, node: Node) -> Iterator[Row]:
+    def every(self, node: DocumentNode) -> Iterator[Row]:
         """Yield all rows of the node's table."""
         table = self.open(node.table)
         if table is not None:
             yield from _read(self._rows[node], table, [])
 
-    def difference(self, node: Node, since: MirrorTables) -> tuple[Iterable[Row], Iterable[Row]]:
+    def difference(
+        self, node: DocumentNode, since: MirrorTables
+    ) -> tuple[Iterable[Row], Iterable[Row]]:
         """Return the rows that only `since` has, and those that it lacks: keys and terms only.
 
         By the files that changed or, where the commits do not show these, by all rows.
@@ -97,7 +101,9 @@ class MirrorTables:
         found = self.by_files(node, since)
         return found or (since.lacking(node, self), self.lacking(node, since))
 
-    def by_files(self, node: Node, since: MirrorTables) -> tuple[list[Row], list[Row]] | None:
+    def by_files(
+        self, node: DocumentNode, since: MirrorTables
+    ) -> tuple[list[Row], list[Row]] | None:
         """Return the same from the files that changed; None if the commits do not show them."""
         before, after = since.open(node.table), self.open(node.table)
         assert before is not None
@@ -125,7 +131,7 @@ class MirrorTables:
             [rows[at] for at, count in counts.items() if count > 0],
         )
 
-    def lacking(self, node: Node, other: MirrorTables) -> Iterator[Row]:
+    def lacking(self, node: DocumentNode, other: MirrorTables) -> Iterator[Row]:
         """Yield the rows that the other tables do not have with the same seq."""
         before, after = self.open(node.table), other.open(node.table)
         assert before is not None

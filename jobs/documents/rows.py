@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lockstep.sinks.contract import Version
-    from lockstep.sinks.documents import Node
+    from lockstep.sinks.documents import DocumentNode
 
 Rank = tuple[int, object]
 
@@ -29,7 +29,7 @@ Rank = tuple[int, object]
 class NodeRows:
     """Reads rows of one table version for one node."""
 
-    def __init__(self, node: Node, version: Version) -> None:
+    def __init__(self, node: DocumentNode, version: Version) -> None:
         self.node, self.version, self.topic = node, version, version.topic
         ties, order = node.ties, tuple(name for name, _ in node.order)
         wanted = tuple(dict.fromkeys((*node.columns, *ties, *order)))
@@ -82,7 +82,7 @@ class NodeRows:
         return [b",".join(each) for each in zip(*labelled, strict=True)]
 
 
-def _order(node: Node, cells: dict[str, Cells]) -> Iterator[Sequence[object]]:
+def _order(node: DocumentNode, cells: dict[str, Cells]) -> Iterator[Sequence[object]]:
     """Yield each row's sort key: the node's order, then the key."""
     for name, descending in (*node.order, *((name, False) for name in node.key)):
         ranks = cells[name].ranks

@@ -22,18 +22,18 @@ from cdc.errors import ConfigError, UnavailableError
 from cdc.events import table_name
 from cdc.log import names, reader
 from cdc.log.follower_reports import FollowerRecord, Reports
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import snapshots
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.apply.positions import is_of_this_log
 from lockstep.jobs.apply.refilling import direct, rekeyed, shortened
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.apply.stores import kind
 from lockstep.jobs.cuts.altered import altered_last
 from lockstep.jobs.cuts.chosen import Chosen
-from lockstep.jobs.cuts.frontiers import Frontiers
+from lockstep.jobs.cuts.frontiers import FrontierFinder
 from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.documents.kinds import SCHEMA
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.records import FrontierRecord
-    from lockstep.jobs.compacting.restoring import Start
+    from lockstep.jobs.compacting.restoring import FillStart
     from lockstep.sinks.contract import Sink, Version
 
 _PROGRESS_SECONDS: Final = 5.0
@@ -162,7 +162,7 @@ class LogBuilder:
                 sink.begin(self._target(None).seq, [])
         return self.forward(sink, generation, None)
 
-    def _count(self, past: Start | None) -> None:
+    def _count(self, past: FillStart | None) -> None:
         """Note whether the log lacks events that will be read from it."""
         applied = past.state.frontier.applied if past else self.beginning(1)
         if past is None and self._is_shortened():
@@ -241,7 +241,7 @@ class LogBuilder:
         # A key's events are in one partition, except for those from before partitions were added.
         ends = enumerate(applied.ends.get(version.topic, ()))
         places = (((version.topic, number), end) for number, end in ends)
-        wanted = {place: Range(known.get(place, 0), end) for place, end in places}
+        wanted = {place: OffsetRange(known.get(place, 0), end) for place, end in places}
         held = reader.offsets(self._config, list(wanted))
         ranges = {
             place: each._replace(start=max(each.start, held[place][0]))
@@ -262,7 +262,7 @@ class LogBuilder:
 
     def _has_later(self, applied: Applied, until: LSN) -> bool:
         """Return whether the log has a frontier above one that is not above an LSN."""
-        with closing(Frontiers(self._config)) as log:
+        with closing(FrontierFinder(self._config)) as log:
             placed = log.newest(until)
         return placed is not None and placed.record.seq > applied.seq
 
@@ -276,7 +276,7 @@ class LogBuilder:
         start = reader.offsets(self._config, [messages])[messages][0]
         newest = 0
         with closing(RangeReader(self._config)) as log:
-            for _, read in log.pieces({messages: Range(min(start, end), end)}):
+            for _, read in log.pieces({messages: OffsetRange(min(start, end), end)}):
                 events = [each.key() for each in read], [each.value() or b"" for each in read]
                 newest = max(newest, altered_last(events, version.topic))
         return newest
@@ -287,7 +287,7 @@ class LogBuilder:
             tail = reader.read_frontier_tail(self._config, 1)
             found = tail[-1][0] if tail else None
         else:
-            with closing(Frontiers(self._config)) as log:
+            with closing(FrontierFinder(self._config)) as log:
                 placed = log.newest(until)
             found = placed and placed.record
         if found is None:
@@ -385,12 +385,12 @@ def _run(
     config: Config,
     name: str,
     generation: int,
-    session: Callable[[Run], None],
+    session: Callable[[FollowerRun], None],
     seq: int,
     progress: Callable[[str], None],
 ) -> Applied:
     """Follow until the session ends; report progress towards `seq`; raise the session's error."""
-    run = Run(config, name, kind(config.followers[name]), session, quiet=True)
+    run = FollowerRun(config, name, kind(config.followers[name]), session, quiet=True)
     run.opened_at(Applied.beginning(config.pipeline, generation))
     following = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
     following.start()
@@ -466,7 +466,7 @@ def frontier_of_now(config: Config, generation: int) -> Applied:
     ends = reader.end_offsets(config, parts)
     deadline = time.monotonic() + _FRONTIER_SECONDS
     while True:
-        with closing(Frontiers(config)) as log:
+        with closing(FrontierFinder(config)) as log:
             placed = log.newest()
             if placed is not None and placed.offset >= before:
                 ends |= log.ends(placed)

@@ -25,7 +25,7 @@ _COLUMNS: Final = ("key", "seq", "value")
 FOLDED_AT: Final = 1_000_000
 
 
-class Difference(NamedTuple):
+class KeyDifference(NamedTuple):
     """A key that differs; a side without the key has no seq."""
 
     key: str  # a digest, in hexadecimal
@@ -61,13 +61,13 @@ class Holding:
     def __len__(self) -> int:
         return int(self._rows.num_rows)
 
-    def differences(self, other: Holding, *, values: bool = True) -> list[Difference]:
+    def differences(self, other: Holding, *, values: bool = True) -> list[KeyDifference]:
         """Return the keys that differ between both; without `values`, compare key and seq only."""
         columns = list(_COLUMNS if values else _COLUMNS[:2])
         mine = _left_alone(self._rows, other._rows, columns)
         theirs = _left_alone(other._rows, self._rows, columns)
         return [
-            Difference(key.hex(), mine.get(key), theirs.get(key))
+            KeyDifference(key.hex(), mine.get(key), theirs.get(key))
             for key in sorted(mine.keys() | theirs.keys())
         ]
 

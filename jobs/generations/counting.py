@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from cdc.log import names
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply.reading import miscounted
 from lockstep.jobs.cuts.tail import CutTail
@@ -45,7 +45,7 @@ def first_miscount(config: Config, name: str, applied: Applied) -> MiscountedErr
             }
             found = dict.fromkeys(counted, 0)
             for place, messages in log.pieces(
-                {place: Range(part.start, part.end) for place, part in counted.items()}
+                {place: OffsetRange(part.start, part.end) for place, part in counted.items()}
             ):
                 found[place] += sum(each.value() is not None for each in messages)
             for place, part in counted.items():

@@ -16,7 +16,7 @@ from lockstep.jobs.apply.refilling import shortened
 from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.restoring import Restoring
-from lockstep.jobs.cuts.frontiers import Frontiers
+from lockstep.jobs.cuts.frontiers import FrontierFinder
 from lockstep.jobs.generations.seam import lost_after
 from lockstep.sinks.contract import discard
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
-    from lockstep.jobs.compacting.past import State
-    from lockstep.jobs.compacting.restoring import Start
+    from lockstep.jobs.compacting.past import PastState
+    from lockstep.jobs.compacting.restoring import FillStart
     from lockstep.jobs.cuts.frontiers import Position
     from lockstep.jobs.generations.comparing import Newest
     from lockstep.sinks.contract import Applied, Sink, Version
@@ -46,9 +46,9 @@ class FromArchive:
     ) -> None:
         self._config, self._name = config, name
         self._spark, self._progress = spark, progress
-        self._state: State | None = None
+        self._state: PastState | None = None
 
-    def start(self, sink: Sink, until: LSN | None, *, is_shortened: bool) -> Start | None:
+    def start(self, sink: Sink, until: LSN | None, *, is_shortened: bool) -> FillStart | None:
         """Return from where to fill the follower; None if the topics, or the source, are read."""
         found = restoring.possible(self._config, self._name, sink, until)
         if found is None or not (found.state.base or is_shortened):
@@ -61,7 +61,7 @@ class FromArchive:
             return None
         return found
 
-    def _begins_late(self, start: Start) -> Partition | None:
+    def _begins_late(self, start: FillStart) -> Partition | None:
         """Return a partition that has lost events which the archive does not have either."""
         applied = start.state.frontier.applied
         counts = {topic: len(its) for topic, its in applied.ends.items()}
@@ -74,7 +74,7 @@ class FromArchive:
         self,
         sink: Sink,
         generation: int,
-        start: Start,
+        start: FillStart,
         tables: frozenset[str] | None = None,
         *,
         joins: bool = True,
@@ -119,7 +119,7 @@ def lsn_at(config: Config, wanted: Position) -> LSN:
     """
     if isinstance(wanted, LSN):
         return wanted
-    with closing(Frontiers(config)) as log:
+    with closing(FrontierFinder(config)) as log:
         placed = log.newest(wanted)
     if placed is not None:
         return LSN(placed.record.lsn)

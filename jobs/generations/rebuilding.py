@@ -23,7 +23,7 @@ from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
-from lockstep.jobs.generations.comparing import Difference, Holding
+from lockstep.jobs.generations.comparing import Holding, KeyDifference
 from lockstep.sinks.contract import Alterable, Applied, Forgetful, ReadByGenerations, discard
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Compared(NamedTuple):
 
     table: str
     rows: int
-    differences: tuple[Difference, ...]
+    differences: tuple[KeyDifference, ...]
 
 
 class RebuildOutcome(NamedTuple):
@@ -315,7 +315,7 @@ def drop_old(sink: Generations) -> list[int]:
     return dropped
 
 
-def _was_altered(each: Difference, altered: int) -> bool:
+def _was_altered(each: KeyDifference, altered: int) -> bool:
     """Whether a built row differs by an alteration that came after its newest event."""
     return each.left == altered and each.right is not None and each.right < altered
 
@@ -343,7 +343,7 @@ def _compared(
     return Compared(table, len(mine), differences)
 
 
-def _described(table: str, differences: Sequence[Difference]) -> str:
+def _described(table: str, differences: Sequence[KeyDifference]) -> str:
     """Return a text with how many keys differ and how, and the first of them."""
     only_new = sum(each.right is None for each in differences)
     only_old = sum(each.left is None for each in differences)

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from lockstep.jobs.apply.running import Run
+    from lockstep.jobs.apply.running import FollowerRun
     from lockstep.sinks.contract import Applied, Sink
 
 
 class Repair:
-    """The repair of one follower's store: `Run` calls it with what the store has lost."""
+    """The repair of one follower's store: `FollowerRun` calls it with what the store has lost."""
 
     def __init__(self, config: Config, name: str, spark: Callable[[], SparkSession]) -> None:
         """`spark` waits for the session."""
         self._config, self._name, self._spark = config, name, spark
 
-    def __call__(self, run: Run, sink: Sink, error: StoreLostError) -> None:
+    def __call__(self, run: FollowerRun, sink: Sink, error: StoreLostError) -> None:
         """Return once readers see a generation that has everything."""
         assert isinstance(sink, Generations), "others start over"
 

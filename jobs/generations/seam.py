@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.log import names
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 from cdc.log.ranges import RangeReader
 from cdc.log.records import FrontierRecord, decode
 
@@ -26,7 +26,7 @@ class _Shortened(NamedTuple):
     """A range between two frontiers that has lost its beginning."""
 
     partition: Partition
-    left: Range
+    left: OffsetRange
     events: int  # before anything was deleted
 
 
@@ -61,7 +61,7 @@ def _shortened(
     place, ends, seq = (names.frontier_topic(config.prefix), 0), applied.end_of, applied.seq
     dead = names.dead_topic(config.prefix)
     there = reader.look_up([place])[place]
-    wanted = Range(max(applied.place, there.start), there.end)
+    wanted = OffsetRange(max(applied.place, there.start), there.end)
     for _, messages in reader.pieces({place: wanted}):
         for message in messages:
             record = decode(FrontierRecord, message.value() or b"", place[0])
@@ -69,13 +69,13 @@ def _shortened(
                 continue
             counted = sum(events for *_, events in record.partitions)
             if record.seq - record.holes - counted > seq:  # frontiers before it are deleted
-                yield _Shortened(next(iter(firsts)), Range(0, 0), 1)
+                yield _Shortened(next(iter(firsts)), OffsetRange(0, 0), 1)
                 return
             seq = record.seq
             for topic, number, end, events in record.partitions:
                 at, begins = (topic, number), ends.get((topic, number), 0)
                 if topic == dead and begins < firsts.get(at, 0):  # its records are not counted
-                    yield _Shortened(at, Range(0, 0), 1)
+                    yield _Shortened(at, OffsetRange(0, 0), 1)
                 elif events and begins < firsts.get(at, 0):
-                    yield _Shortened(at, Range(firsts[at], max(end, firsts[at])), events)
+                    yield _Shortened(at, OffsetRange(firsts[at], max(end, firsts[at])), events)
                 ends[at] = end

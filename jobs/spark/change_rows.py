@@ -81,7 +81,7 @@ def _struct(columns: list[tuple[str, DeltaType]], table: str, *, odd: bool = Tru
     )
 
 
-class RowWriter:
+class BatchWriter:
     """Converts events to batches of a schema. Keeps what it learns of a version's values."""
 
     def __init__(self, schema: StructType, versions: Mapping[int, Version], frontier: int) -> None:

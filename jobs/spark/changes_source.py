@@ -35,7 +35,7 @@ from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import compaction, names
 from cdc.log.frontier_tail import FrontierTail
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.reader import read_schemas
 from lockstep.jobs.cuts import frontiers
@@ -44,7 +44,7 @@ from lockstep.jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
 from lockstep.jobs.cuts.dead_letters import CutLetters
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.jobs.cuts.schemas import Schemas, version
-from lockstep.jobs.cuts.spool import Spool
+from lockstep.jobs.cuts.spool import PieceSpool
 from lockstep.jobs.spark import change_rows
 from lockstep.sinks.contract import Applied
 
@@ -74,7 +74,7 @@ _SILENCE_SECONDS: Final = 30.0
 Remedy: TypeAlias = "Callable[[Config, CDCError], CDCError]"
 
 
-class Wanted(NamedTuple):
+class SourceOptions(NamedTuple):
     """What the options ask for."""
 
     config: Config
@@ -89,7 +89,7 @@ class Wanted(NamedTuple):
         return topic in self.tables or topic == names.dead_topic(self.config.prefix)
 
 
-def wanted(options: Mapping[str, str]) -> tuple[Wanted, dict[str, list[Version]]]:
+def wanted(options: Mapping[str, str]) -> tuple[SourceOptions, dict[str, list[Version]]]:
     """Return what the options ask for, and the versions of each of its tables, by topic.
 
     Raises ConfigError for an option that is wrong.
@@ -114,7 +114,7 @@ def wanted(options: Mapping[str, str]) -> tuple[Wanted, dict[str, list[Version]]
             " schema.table, separated by commas",
         )
     tables = tuple(there[each] for each in asked or sorted(there))
-    found = Wanted(
+    found = SourceOptions(
         config,
         tables,
         frontiers.parse(options.get("from", frontiers.BEGINNING)),
@@ -163,7 +163,7 @@ class ChangesSource(DataSource):
 # -- planning: from frontier records to tasks ------------------------------------------------------
 
 
-class Span(NamedTuple):
+class SeqSpan(NamedTuple):
     """Parts of a topic's partitions; their events have seqs above the first, up to the second."""
 
     above: int
@@ -177,9 +177,9 @@ class ReadTask(InputPartition):
     def __init__(
         self,
         topic: str,
-        spans: Sequence[Span],
+        spans: Sequence[SeqSpan],
         versions: Mapping[int, Version],
-        letters: Range | None,
+        letters: OffsetRange | None,
         frontier: int,
         floor: int | None,
     ) -> None:
@@ -205,7 +205,7 @@ class CutBatch(NamedTuple):
 class Planner:
     """Plans batches of events, from one frontier to later ones."""
 
-    def __init__(self, asked: Wanted, at: Applied, through: LSN | None = None) -> None:
+    def __init__(self, asked: SourceOptions, at: Applied, through: LSN | None = None) -> None:
         """`at` is where the first batch starts; none ends above `through`."""
         self.at = at
         self._asked = asked
@@ -285,7 +285,7 @@ class Planner:
         )
 
 
-def tasks(asked: Wanted, batch: CutBatch) -> list[ReadTask]:
+def tasks(asked: SourceOptions, batch: CutBatch) -> list[ReadTask]:
     """Return the tasks that read a batch.
 
     There is one for each topic and cut, or one a partition if the cut is large; of net changes one
@@ -293,13 +293,13 @@ def tasks(asked: Wanted, batch: CutBatch) -> list[ReadTask]:
     net changes of a table are one task.
     """
     dead = names.dead_topic(asked.config.prefix)
-    letters: Range | None = None
-    spans: dict[tuple[str, int, int], list[Span]] = {}
+    letters: OffsetRange | None = None
+    spans: dict[tuple[str, int, int], list[SeqSpan]] = {}
     for number, cut in enumerate(batch.cuts):
         is_large = cut.events > asked.split_events // 2
         for part in cut.parts:
             if part.topic == dead:
-                letters = Range(letters.start if letters else part.start, part.end)
+                letters = OffsetRange(letters.start if letters else part.start, part.end)
                 continue
             apart = len(batch.epochs) == 1 if asked.net else is_large
             own = part.partition if apart else -1
@@ -307,7 +307,7 @@ def tasks(asked: Wanted, batch: CutBatch) -> list[ReadTask]:
             if kept and kept[-1].upto == cut.seq:
                 kept[-1] = kept[-1]._replace(parts=(*kept[-1].parts, part))
             else:
-                kept.append(Span(cut.above, cut.seq, (part,)))
+                kept.append(SeqSpan(cut.above, cut.seq, (part,)))
     if not spans:
         return []
     schemas = Schemas(asked.config)
@@ -326,13 +326,13 @@ def tasks(asked: Wanted, batch: CutBatch) -> list[ReadTask]:
     ]
 
 
-def _floors(asked: Wanted, cuts: Iterable[Cut]) -> dict[str, int]:
+def _floors(asked: SourceOptions, cuts: Iterable[Cut]) -> dict[str, int]:
     """Return the seq of each topic's newest truncate: an event without a key, in partition 0."""
     found: dict[str, int] = {}
     with closing(RangeReader(asked.config)) as log:
         for cut in cuts:
             first = {
-                (part.topic, 0): Range(part.start, part.end)
+                (part.topic, 0): OffsetRange(part.start, part.end)
                 for part in cut.parts
                 if part.partition == 0 and part.topic in asked.tables
             }
@@ -357,7 +357,7 @@ def _floors(asked: Wanted, cuts: Iterable[Cut]) -> dict[str, int]:
 class _Reader:
     """Reads tasks; pickled to executors, with the configuration that connects to the brokers."""
 
-    def __init__(self, asked: Wanted, schema: StructType, remedy: Remedy) -> None:
+    def __init__(self, asked: SourceOptions, schema: StructType, remedy: Remedy) -> None:
         self._asked, self._schema, self._remedy = asked, schema, remedy
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -369,11 +369,11 @@ class _Reader:
         prefix = self._asked.config.prefix
         table = names.table_name(prefix, task.topic)
         buckets = 1 if task.floor is None else max(1, math.ceil(task.events / _BUCKET_EVENTS))
-        writer = change_rows.RowWriter(self._schema, task.versions, task.frontier)
+        writer = change_rows.BatchWriter(self._schema, task.versions, task.frontier)
         with (
             closing(RangeReader(self._asked.config)) as log,
             closing(RangeReader(self._asked.config)) as other,
-            Spool(buckets) as spool,
+            PieceSpool(buckets) as spool,
         ):
             letters = CutLetters(other, (names.dead_topic(prefix), 0), task.letters)
             for span in task.spans:
@@ -385,9 +385,11 @@ class _Reader:
                 for rows in _batched(chosen):
                     yield writer.batch(table, rows)
 
-    def _keep(self, log: RangeReader, span: Span, spool: Spool) -> None:
+    def _keep(self, log: RangeReader, span: SeqSpan, spool: PieceSpool) -> None:
         """Put a span's events into the spool; raise GapError if they are not as many as counted."""
-        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in span.parts}
+        ranges = {
+            (part.topic, part.partition): OffsetRange(part.start, part.end) for part in span.parts
+        }
         found = dict.fromkeys(ranges, 0)
         for place, messages in log.pieces(ranges):
             # If no remaining frontier names an earlier end, reading starts at the partition's
@@ -407,10 +409,10 @@ class _Reader:
             if found[place] != part.events:
                 raise self._incomplete(log, span, part, found[place])
 
-    def _incomplete(self, log: RangeReader, span: Span, part: CutPart, found: int) -> CDCError:
+    def _incomplete(self, log: RangeReader, span: SeqSpan, part: CutPart, found: int) -> CDCError:
         """Return the error for a part whose events are not as many as counted."""
         place = (part.topic, part.partition)
-        deleted = _deleted(log, place, Range(part.start, part.end))
+        deleted = _deleted(log, place, OffsetRange(part.start, part.end))
         what = (
             f"holds {found} events from offset {part.start} to {part.end - 1}, where the frontiers"
             f" of seq {span.above + 1} to {span.upto} count {part.events}{deleted}"
@@ -446,7 +448,7 @@ class _Reader:
                 yield found
 
 
-def _deleted(log: RangeReader, place: tuple[str, int], there: Range) -> str:
+def _deleted(log: RangeReader, place: tuple[str, int], there: OffsetRange) -> str:
     """Return which offsets of a range the topic no longer has, if any."""
     try:
         log.expect_complete(place, there)
@@ -470,7 +472,7 @@ class BatchReader(_Reader, DataSourceReader):
     """From one frontier to another."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        with closing(frontiers.Frontiers(self._asked.config)) as log:
+        with closing(frontiers.FrontierFinder(self._asked.config)) as log:
             start, end = log.find(self._asked.start), log.find(self._asked.end)
         if start.seq > end.seq:
             raise ConfigError(
@@ -484,7 +486,7 @@ class BatchReader(_Reader, DataSourceReader):
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the log; all but `read` runs in one process alongside the driver."""
 
-    def __init__(self, asked: Wanted, schema: StructType, remedy: Remedy) -> None:
+    def __init__(self, asked: SourceOptions, schema: StructType, remedy: Remedy) -> None:
         super().__init__(asked, schema, remedy)
         self._planner: Planner | None = None
         # The last planned batch, by its start and end.

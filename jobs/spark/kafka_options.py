@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
 
 _ALIKE: Final = {"security.protocol", "sasl.mechanism", "ssl.key.password", "client.id"}
 # Settings that name PEM files, whose content Java takes as text.
@@ -81,7 +81,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def reading(config: Config, ranges: Mapping[Partition, Range]) -> dict[str, str]:
+def reading(config: Config, ranges: Mapping[Partition, OffsetRange]) -> dict[str, str]:
     """Return the options of `spark.read.format("kafka")` that read exactly these ranges."""
     assigned: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}

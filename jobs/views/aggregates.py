@@ -33,7 +33,7 @@ from lockstep.sinks.delta.types import MAX_PRECISION
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstep.jobs.views.types import Type
+    from lockstep.jobs.views.types import PgType
 
 _BITS: Final[dict[type[exp.Expr], str]] = {
     exp.BitwiseAndAgg: "bit_and",
@@ -248,7 +248,7 @@ def _at(node: exp.PercentileDisc) -> str:
     return f"get(x, {place})"
 
 
-def _most_frequent(kind: Type) -> str:
+def _most_frequent(kind: PgType) -> str:
     """Return the first of the most frequent of the sorted values `x`; NULL if there are none.
 
     `c` counts the values that are equal to the last one, `l`.

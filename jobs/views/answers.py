@@ -30,7 +30,7 @@ class _Kept(NamedTuple):
     rows: pa.Table
 
 
-class Gathered:
+class GatheredRows:
     """Rows that come in parts, while they fit."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

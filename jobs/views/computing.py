@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from lockstep.jobs.spark.map_in_arrow import streamed
 from lockstep.jobs.views import code_frames, comparing
-from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS, Gathered
+from lockstep.jobs.views.answers import MOST_BYTES, MOST_ROWS, GatheredRows
 from lockstep.jobs.views.costs import Decision
 from lockstep.jobs.views.firsts import first_rows
 from lockstep.jobs.views.plans import NEW, OLD
 from lockstep.jobs.views.reducing import joined, reduction
 from lockstep.jobs.views.results import COUNT, change, checked, encoded, key_error, typed, wrong_key
-from lockstep.jobs.views.states import SMALL_ROWS, Rows, fields
+from lockstep.jobs.views.states import SMALL_ROWS, StateRows, fields
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.contract import Changes
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.views.costs import Costs
     from lockstep.jobs.views.plans import Ranked, ViewPlan
     from lockstep.jobs.views.states import TableStates
-    from lockstep.jobs.views.types import Type
+    from lockstep.jobs.views.types import PgType
     from lockstep.sinks.contract import Applied
 
 # More anchors than these are no literals of a query any more: it takes longer to plan than to run.
@@ -328,7 +328,7 @@ class Computation:
 
     def _passed(self, parts: Iterable[pa.Table], truncated: int | None) -> Iterator[Changes]:
         """Yield rows, some at a time; note them if they are few."""
-        kept = Gathered()
+        kept = GatheredRows()
         for part in parts:
             rows = self._grouped(part)
             for changes in self._changes(rows):
@@ -440,7 +440,7 @@ class Computation:
         every_one = comparing.among(was, {})
         return self._differing(_Around(was, every_one, self._first(ranked, rows.new)))
 
-    def _all_rows(self, affected: _Affected) -> Rows | None:
+    def _all_rows(self, affected: _Affected) -> StateRows | None:
         """Return all rows before and after the cut, and note those after it; None if many.
 
         A key may occur more than once.
@@ -452,7 +452,7 @@ class Computation:
             return None
         after = around.after
         self._answers.keep(self._view, self._cut, after)
-        return Rows(around.was, after)
+        return StateRows(around.was, after)
 
     def _first(self, ranked: Ranked, rows: pa.Table) -> pa.Table:
         """Return the first ones of all rows."""
@@ -482,7 +482,7 @@ class Computation:
         few = self._spark.sql(f"{query} LIMIT {_FEW_ROWS + 1}").toArrow()
         if few.num_rows <= _FEW_ROWS:
             return check(self._view, typed(self._view, few))
-        found = Gathered()
+        found = GatheredRows()
         for part in streamed(self._spark.sql(query)):
             found.add(check(self._view, typed(self._view, part)))
             if found.is_over:
@@ -531,7 +531,7 @@ def _joined(relation: str, anchor: Sequence[str]) -> str:
     return f"EXISTS (SELECT 1 FROM {quoted(relation)} AS a WHERE {same})"  # noqa: S608 - quoted
 
 
-def _among(name: str, kind: Type, values: Collection[Any]) -> str:
+def _among(name: str, kind: PgType, values: Collection[Any]) -> str:
     """Return the predicate for rows whose column is one of these values."""
     texts = [_literal(each, kind) for each in values if each is not None]
     test = f"v.{quoted(name)} IN ({', '.join(sorted(texts))})" if texts else "false"
@@ -539,7 +539,7 @@ def _among(name: str, kind: Type, values: Collection[Any]) -> str:
     return f"({test}{null})"
 
 
-def _literal(value: Any, kind: Type) -> str:  # noqa: ANN401 - of any type
+def _literal(value: Any, kind: PgType) -> str:  # noqa: ANN401 - of any type
     text = value.decode() if isinstance(value, bytes) else str(value)
     if kind.name == "bool":
         return text.lower()

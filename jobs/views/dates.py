@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from sqlglot import exp
 
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import DATE, INT4, TIMES, Type, numeric
+from lockstep.jobs.views.types import DATE, INT4, TIMES, PgType, numeric
 from lockstep.jobs.views.values import Rules, Value, coerced, table_of
 
-_TIMESTAMP: Final = Type("timestamp")
-_TIMESTAMPTZ: Final = Type("timestamptz")
+_TIMESTAMP: Final = PgType("timestamp")
+_TIMESTAMPTZ: Final = PgType("timestamptz")
 _SECOND: Final = 1_000_000  # microseconds
 # Of years from 1 to 9999; more are in no mirror.
 _YEAR: Final = "CAST(extract(YEAR FROM {0}) AS int)"

@@ -16,7 +16,7 @@ from cdc.errors import ConfigError
 from lockstep.jobs.views import aggregates, dates, jsonb, logic, scalars, texts, windows
 from lockstep.jobs.views.refusing import unknown
 from lockstep.jobs.views.types import BOOL, UNKNOWN
-from lockstep.jobs.views.values import Scope, Value, coerced, expect_parts
+from lockstep.jobs.views.values import ColumnScope, Value, coerced, expect_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def _is_never(_: Sequence[exp.Expr], /) -> bool:
 class Queries(Protocol):
     """What translates queries: `jobs.views.translating.Translator`."""
 
-    def query(self, node: exp.Expr, ctes: Any, outer: Scope | None) -> Any:  # noqa: ANN401 - its own
+    def query(self, node: exp.Expr, ctes: Any, outer: ColumnScope | None) -> Any:  # noqa: ANN401 - its own
         """Return the translation of a query."""
         ...
 
@@ -44,7 +44,7 @@ class Queries(Protocol):
 class Expressions:
     """Translates the expressions of one query."""
 
-    def __init__(self, queries: Queries, ctes: Mapping[str, Any], scope: Scope) -> None:
+    def __init__(self, queries: Queries, ctes: Mapping[str, Any], scope: ColumnScope) -> None:
         self._queries, self._ctes, self.scope = queries, ctes, scope
         self.order_is_total: Callable[[Sequence[exp.Expr]], bool] = _is_never
         self.order_of_group_is_total: Callable[[Sequence[exp.Expr]], bool] = _is_never

@@ -24,7 +24,7 @@ from lockstep.sinks.delta.columns import one_chunk
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lockstep.jobs.views.types import Type
+    from lockstep.jobs.views.types import PgType
 
 # Arrow orders them as Postgres does.
 _ORDERED: Final = TIMES | INTEGERS.keys()
@@ -47,7 +47,7 @@ class Firsts(NamedTuple):
     most: int
 
 
-def firsts(query: exp.Query, columns: Mapping[str, Type]) -> Firsts | None:
+def firsts(query: exp.Query, columns: Mapping[str, PgType]) -> Firsts | None:
     """Return what a resolved query's rows are the first ones of; None if it has another form."""
     inner = _joins(query)
     if inner is None or not isinstance(query, exp.Select):

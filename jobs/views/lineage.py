@@ -48,7 +48,7 @@ class NoLineageError(Exception):
     """A query is computed completely, for this reason."""
 
 
-class Condition(NamedTuple):
+class JoinCondition(NamedTuple):
     """A condition over occurrences, of a group."""
 
     node: exp.Expr
@@ -60,7 +60,7 @@ class Flat(NamedTuple):
     """A query, or one of a UNION's, without its nesting."""
 
     occurrences: dict[str, tuple[str, Group]]  # by alias: the table and its group
-    conditions: tuple[Condition, ...]
+    conditions: tuple[JoinCondition, ...]
     outputs: Outputs
 
 
@@ -144,11 +144,11 @@ def _prune(reached: set[str], neighbours: Mapping[str, set[str]], kept: set[str]
         reached -= leaves
 
 
-def _used(flat: Flat, alias: str) -> list[Condition]:
+def _used(flat: Flat, alias: str) -> list[JoinCondition]:
     """Return the conditions that hold for a row of an occurrence and all that it is joined to."""
     own = flat.occurrences[alias][1]
     groups = {own[:length] for length in range(len(own) + 1)}
-    used = list[Condition]()
+    used = list[JoinCondition]()
     while True:
         found = [each for each in flat.conditions if each.group in groups]
         found = [each for each in found if _holds(flat, each, groups)]
@@ -164,7 +164,7 @@ def _used(flat: Flat, alias: str) -> list[Condition]:
         groups |= more
 
 
-def _holds(flat: Flat, condition: Condition, groups: set[Group]) -> bool:
+def _holds(flat: Flat, condition: JoinCondition, groups: set[Group]) -> bool:
     """Return whether a condition is true of every joined row that has its tables' rows.
 
     One that names a table of another outer join is true of rows without a match, too, unless it is
@@ -319,7 +319,7 @@ class _Made:
     def __init__(self, columns: dict[str, Outputs]) -> None:
         self.columns = columns
         self.occurrences = dict[str, tuple[str, Group]]()
-        self.found = list[Condition]()
+        self.found = list[JoinCondition]()
         # Columns that outer joins may leave NULL, each with one that it equals where it is not.
         self._equals = list[tuple[exp.Column, exp.Column]]()
 
@@ -374,7 +374,7 @@ class _Made:
             if made is None or not (_is_simple(each) or _is_simple(made)):
                 continue
             if names := frozenset(_names(made)):
-                self.found.append(Condition(made, group, names))
+                self.found.append(JoinCondition(made, group, names))
 
     def substituted(self, node: exp.Expr) -> exp.Expr | None:
         """Return an expression over occurrences; None if it has something that is not known."""

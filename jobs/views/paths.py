@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sqlglot import exp
 
-from lockstep.jobs.views.types import COMPARED, FLOATS, INEXACT, INTEGERS, Type, of
+from lockstep.jobs.views.types import COMPARED, FLOATS, INEXACT, INTEGERS, PgType, of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,7 +51,7 @@ class Route(NamedTuple):
     paths: tuple[Path, ...]
 
 
-def route(probe: Probe, versions: Mapping[str, Version], columns: Mapping[str, Type]) -> Route:
+def route(probe: Probe, versions: Mapping[str, Version], columns: Mapping[str, PgType]) -> Route:
     """Return the paths of a probe to anchors among a view's columns."""
     tables = {probe.alias: probe.table, **probe.joined}
     kinds = {
@@ -103,7 +103,7 @@ def _pair(node: exp.Expr) -> tuple[exp.Column, exp.Column] | None:
     return (one, other) if one.table != other.table else None
 
 
-def _are_comparable(one: Type, other: Type) -> bool:
+def _are_comparable(one: PgType, other: PgType) -> bool:
     """Return whether values of these types are equal if and only if Arrow's are."""
     if one.name not in _EXACT or other.name not in _EXACT:
         return False

@@ -21,7 +21,7 @@ State = Literal["unchanged", "new", "changed", "dropped", "refused"]
 APPLY: Final = "cdc view apply"
 
 
-class Step(NamedTuple):
+class ViewStep(NamedTuple):
     """A view in a follower's store, and what has to be done about it; "" if nothing."""
 
     view: str
@@ -46,7 +46,7 @@ def steps(
     config: Config,
     plans: Mapping[str, ViewPlan | ConfigError],
     stored: Mapping[str, Mapping[str, Definition]],
-) -> list[Step]:
+) -> list[ViewStep]:
     """Return what there is in each follower; `stored` has the definitions in each one's store."""
     return [
         step
@@ -60,23 +60,23 @@ def _steps(
     follower: str,
     plans: Mapping[str, ViewPlan | ConfigError],
     stored: Mapping[str, Definition],
-) -> Iterator[Step]:
+) -> Iterator[ViewStep]:
     named = config.followers[follower].views
     for view in named:
         wanted = plans[view]
         if isinstance(wanted, ConfigError):
-            yield Step(view, follower, "refused", wanted.what, f"cdc view check {view}")
+            yield ViewStep(view, follower, "refused", wanted.what, f"cdc view check {view}")
             continue
         why = _difference(wanted.definition, stored.get(view))
         state: State = "changed" if view in stored else "new"
-        yield Step(view, follower, state if why else "unchanged", why, APPLY if why else "")
+        yield ViewStep(view, follower, state if why else "unchanged", why, APPLY if why else "")
     for view in sorted(stored.keys() - set(named)):
         still = view in config.views
         why = f"{follower} does not name it" if still else "it is not declared"
         if stored[view].is_dropped:
             why = "cdc view drop was interrupted"
         only = f" --follower {follower}" if still else ""
-        yield Step(view, follower, "dropped", why, f"cdc view drop {view}{only}")
+        yield ViewStep(view, follower, "dropped", why, f"cdc view drop {view}{only}")
 
 
 def _difference(wanted: Definition, found: Definition | None) -> str:

@@ -31,7 +31,7 @@ from lockstep.jobs.views.ranking import ranking
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.translating import Query, Translator, relation
 from lockstep.jobs.views.types import COMPARED, FLOATS, of
-from lockstep.jobs.views.values import Scope, coerced, quoted
+from lockstep.jobs.views.values import ColumnScope, coerced, quoted
 from lockstep.sinks.contract import Version
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ViewPlan(NamedTuple):
     version: Version
     new: str  # Spark's SQL, of tables after the cut
     old: str  # and before it
-    columns: Mapping[str, types.Type]
+    columns: Mapping[str, types.PgType]
     tables: frozenset[str]
     anchor: tuple[str, ...]
     affected: tuple[AffectedQuery, ...]
@@ -381,7 +381,7 @@ def _check_by(
     view: PythonView,
     by: tuple[str, ...],
     found: _Query,
-    columns: Mapping[str, types.Type],
+    columns: Mapping[str, types.PgType],
 ) -> None:
     """Raise ConfigError unless rows of an input can be found by the columns `by`."""
     if missing := [each for each in by if each not in view.key]:
@@ -438,7 +438,7 @@ def _fingerprint(of_: object) -> str:
     return f"{zlib.crc32(repr(of_).encode()):08x}"
 
 
-def _check(name: str, view: View, columns: Mapping[str, types.Type]) -> None:
+def _check(name: str, view: View, columns: Mapping[str, types.PgType]) -> None:
     for column in columns:
         if column.startswith(("_col_", "?")):
             raise ConfigError(
@@ -459,7 +459,7 @@ def _check(name: str, view: View, columns: Mapping[str, types.Type]) -> None:
 def _version(
     name: str,
     view: View,
-    columns: Mapping[str, types.Type],
+    columns: Mapping[str, types.PgType],
     named: frozenset[str],
     versions: Mapping[str, Version],
 ) -> Version:
@@ -473,7 +473,7 @@ def _affected(
     probe: Probe, view: Query, versions: Mapping[str, Version]
 ) -> tuple[AffectedQuery, AffectedQuery]:
     """Return the queries of a probe: for old rows in the old state, for new ones in the new."""
-    scope = Scope({}, None)
+    scope = ColumnScope({}, None)
     for alias, table in ((probe.alias, probe.table), *probe.joined.items()):
         version = versions[table]
         scope.add(alias, {each.name: of(each) for each in version.columns}, ())

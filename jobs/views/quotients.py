@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import Type, numeric
+from lockstep.jobs.views.types import PgType, numeric
 from lockstep.jobs.views.values import Value, size
 from lockstep.sinks.delta.types import MAX_PRECISION
 
@@ -46,7 +46,7 @@ def quotient(left: Value, right: Value, integer_digits: int | None = None) -> Va
     return Value(_text(left, right, kind), kind)
 
 
-def _text(left: Value, right: Value, kind: Type) -> str:
+def _text(left: Value, right: Value, kind: PgType) -> str:
     (_, one), (_, other) = size(left.type, "/"), size(right.type, "/")
     # As integers of complete groups: the first group of each is that of its text.
     shift = -(-max(one, other) // _GROUP) * _GROUP
@@ -108,7 +108,7 @@ def _first(name: str) -> str:
     return f"CAST(left({text}, pmod(length({text}) - 1, {_GROUP}) + 1) AS int)"
 
 
-def _scale(least: int, kind: Type, *, has_scale: bool) -> str:
+def _scale(least: int, kind: PgType, *, has_scale: bool) -> str:
     assert kind.size is not None, "it is a number"
     wanted = f"({_SIGNIFICANT} - {_GROUP} * x.w)"
     fails = f"CAST(raise_error('{NO_DIGITS}') AS int)"

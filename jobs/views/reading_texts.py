@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from lockstep.jobs.views.types import INTEGERS, Type
+from lockstep.jobs.views.types import INTEGERS, PgType
 from lockstep.jobs.views.values import Value, string
 
 # Of the messages of errors that a query raises for a text.
@@ -57,7 +57,7 @@ _READINGS: Final = {
 }
 
 
-def read_text(text: str, wanted: Type) -> Value | None:
+def read_text(text: str, wanted: PgType) -> Value | None:
     """Return a text's value of a type; None if texts are not cast to it."""
     reading = _READINGS.get(wanted.name)
     if reading is None or (wanted.name == "numeric" and wanted.size is None):
@@ -76,7 +76,7 @@ def read_text(text: str, wanted: Type) -> Value | None:
     return Value(sql, wanted)
 
 
-def _value(wanted: Type) -> str:
+def _value(wanted: PgType) -> str:
     """Return the value of a text `x` that is read; NULL if the type has none."""
     trimmed = f"trim(BOTH {string(_BLANKS)} FROM x)"
     made = f"try_cast({trimmed} AS {wanted.spark})"

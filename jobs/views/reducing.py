@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lockstep.jobs.views.paths import Path
     from lockstep.jobs.views.plans import ViewPlan
-    from lockstep.jobs.views.states import Rows, TableStates, Test
+    from lockstep.jobs.views.states import StateRows, TableStates, Test
 
 # Rows of a table, or values of an anchor, that are kept in this process.
 MOST_ROWS: Final = 250_000
@@ -35,7 +35,7 @@ class Reduction(NamedTuple):
     """The affected values of each anchor, and rows by table; Spark reads the tables without."""
 
     anchors: Mapping[str, pa.Array]
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, StateRows]
 
 
 def reduction(
@@ -53,12 +53,14 @@ def reduction(
     return Reduction(anchors, {name: each for name, each in rows.items() if each is not None})
 
 
-def joined(view: ViewPlan, tables: Mapping[str, TableStates], table: str) -> dict[str, Rows] | None:
+def joined(
+    view: ViewPlan, tables: Mapping[str, TableStates], table: str
+) -> dict[str, StateRows] | None:
     """Return the rows of other tables to which the changed rows of one lead; None if many.
 
     Not among them are tables to which no equal columns lead.
     """
-    found: dict[str, Rows] = {}
+    found: dict[str, StateRows] = {}
     reading, changes = _Reading(view, tables), tables[table].changes
     for path in (path for each in view.routes if each.table == table for path in each.paths):
         reached = changes and reading.along(changes, path)
@@ -99,12 +101,12 @@ class _Reading:
         every = {name: pa.chunked_array(each).unique() for name, each in found.items()}
         return None if any(len(each) > MOST_ROWS for each in every.values()) else every
 
-    def _led(self, rows: Rows, path: Path) -> pa.Array | None:
+    def _led(self, rows: StateRows, path: Path) -> pa.Array | None:
         """Return the values of an anchor to which rows of the path's first table lead."""
         reached = self.along(rows, path)
         return reached and reached[-1].values(path.end, nulls=True)
 
-    def along(self, rows: Rows, path: Path) -> list[Rows] | None:
+    def along(self, rows: StateRows, path: Path) -> list[StateRows] | None:
         """Return the rows that a path starts with, and those of each hop; None if many."""
         reached = [rows]
         for hop in path.hops:
@@ -114,7 +116,7 @@ class _Reading:
             reached.append(found)
         return reached
 
-    def rows_of(self, table: str, anchors: Mapping[str, pa.Array]) -> Rows | None:
+    def rows_of(self, table: str, anchors: Mapping[str, pa.Array]) -> StateRows | None:
         """Return the rows of a table that lead to these anchors; None if they are many."""
         if (small := self._tables[table].small) is not None:
             return small
@@ -141,11 +143,11 @@ class _Reading:
             test = hop.column, found.values(hop.other)
         return test
 
-    def _share(self, table: str, tests: Sequence[Test]) -> Rows | None:
+    def _share(self, table: str, tests: Sequence[Test]) -> StateRows | None:
         most = max(SMALL_ROWS, int(self._tables[table].rows * _MOST_SHARE))
         return self._among(table, tests, most)
 
-    def _among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> Rows | None:
+    def _among(self, table: str, tests: Sequence[Test], most: int = MOST_ROWS) -> StateRows | None:
         states = self._tables[table]
         if states.rows > _MOST_SCANNED:
             return None

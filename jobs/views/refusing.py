@@ -19,7 +19,7 @@ class UnsupportedError(ConfigError):
         super().__init__(f"a view can't have {what}", hint=hint)
 
 
-class Refusal(NamedTuple):
+class FunctionRefusal(NamedTuple):
     """Why a function or an operator is in no view, and what to write instead of it."""
 
     reason: str
@@ -213,7 +213,9 @@ _GROUPS: Final = (
 )  # fmt: skip
 # By name; a function's ends in parentheses.
 REFUSED: Final = {
-    name: Refusal(reason, rewrite) for names, reason, rewrite in _GROUPS for name in names.split()
+    name: FunctionRefusal(reason, rewrite)
+    for names, reason, rewrite in _GROUPS
+    for name in names.split()
 }
 # Those that sqlglot knows by another name than Postgres', or that are no functions.
 _NAMES: Final = {

@@ -19,7 +19,7 @@ from lockstep.jobs.views.types import (
     INTEGERS,
     TEXTS,
     UNKNOWN,
-    Type,
+    PgType,
     numeric,
 )
 from lockstep.jobs.views.values import (
@@ -168,12 +168,12 @@ def _cast(rules: Rules, node: exp.Cast) -> Value:
     return _converted(found, wanted)
 
 
-def _as_numeric(kind: Type) -> Type:
+def _as_numeric(kind: PgType) -> PgType:
     precision, scale = size(kind, "arithmetic")
     return numeric(precision, scale)
 
 
-def _result(sign: str, one: Type, other: Type) -> Type:
+def _result(sign: str, one: PgType, other: PgType) -> PgType:
     """Return the type of an arithmetic operation."""
     for each in (one, other):
         expect_number(each, sign)
@@ -216,14 +216,14 @@ def _narrowed(left: Value, right: Value) -> tuple[Value, Value]:
     return (made, right) if quotient_ == 0 else (left, made)
 
 
-def _exact(precision: int, scale: int, sign: str) -> Type:
+def _exact(precision: int, scale: int, sign: str) -> PgType:
     """Return the type of a result; of 38 digits, if Spark loses none after the point."""
     if scale <= _KEPT_SCALE:
         return sized(min(precision, MAX_PRECISION), scale, sign)
     return sized(precision, scale, sign)
 
 
-def _named(node: exp.DataType) -> Type:
+def _named(node: exp.DataType) -> PgType:
     name = _TYPES.get(node.this.name)
     if name is None:
         raise UnsupportedError(
@@ -238,10 +238,10 @@ def _named(node: exp.DataType) -> Type:
         raise UnsupportedError(
             f"a cast to {node.sql(dialect='postgres')}", "write left(…, n), or cast without (n)"
         )
-    return Type(name)
+    return PgType(name)
 
 
-def _converted(value: Value, wanted: Type) -> Value:  # noqa: C901, PLR0911, PLR0912 - a case a pair of types
+def _converted(value: Value, wanted: PgType) -> Value:  # noqa: C901, PLR0911, PLR0912 - a case a pair of types
     """Return a cast, as Postgres converts."""
     sql, kind = value.sql, value.type
     made = f"CAST({sql} AS {wanted.spark})"
@@ -277,7 +277,7 @@ def _converted(value: Value, wanted: Type) -> Value:  # noqa: C901, PLR0911, PLR
     raise UnsupportedError(f"a cast from {kind.title} to {wanted.title}", _instead(kind, wanted))
 
 
-def _instead(kind: Type, wanted: Type) -> str:
+def _instead(kind: PgType, wanted: PgType) -> str:
     """Return what to write in place of a cast."""
     if kind.name == "timestamptz":
         return "write (… AT TIME ZONE 'UTC'), and cast that, or select the column as it is"
@@ -291,7 +291,7 @@ def _instead(kind: Type, wanted: Type) -> str:
     return "select the column as it is, and cast it where the view is read"
 
 
-def _or(wanted: Type, kind: Type) -> Type:
+def _or(wanted: PgType, kind: PgType) -> PgType:
     """Return the numeric that is wanted; of an integer's size if that has none."""
     return numeric(*size(kind, "a cast")) if wanted.size is None else wanted
 

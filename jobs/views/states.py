@@ -27,7 +27,7 @@ from lockstep.jobs.documents.mirror import (
 )
 from lockstep.jobs.views.plans import ADDED, NEW, OLD, REMOVED
 from lockstep.jobs.views.translating import relation
-from lockstep.jobs.views.types import INEXACT, Type, of
+from lockstep.jobs.views.types import INEXACT, PgType, of
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import lake, layout, plain, stored_files
@@ -53,7 +53,7 @@ _LATE: Final = {"datafusion.execution.parquet.pushdown_filters": "true"}
 Test = tuple[str, pa.Array]
 
 
-class Rows(NamedTuple):
+class StateRows(NamedTuple):
     """Rows of a table before the cut and after it, with `_seq` and `_exact`."""
 
     old: pa.Table
@@ -87,7 +87,7 @@ class TableStates:
         self._before, self._after = before, after
         self._tables = dict[MirrorVersion, DeltaTable]()
         # What each state's temporary view has: these rows, or all (None).
-        self._registered = dict[str, Rows | None]()
+        self._registered = dict[str, StateRows | None]()
 
     @property
     def differ(self) -> bool:
@@ -108,7 +108,7 @@ class TableStates:
         return lake.size(self._opened(self._after)) if self._after else 0
 
     @cached_property
-    def changes(self) -> Rows | None:
+    def changes(self) -> StateRows | None:
         """The rows that only one state has; None if only Spark can find them."""
         if self._after is None or self._before is None or not self.has_same_columns:
             return None
@@ -122,9 +122,9 @@ class TableStates:
             return None
         key = [*self._version.key, layout.SEQ]
         old, new = (live_rows(side).select([*names, layout.SEQ, layout.EXACT]) for side in found)
-        return Rows(*differing(old, new, key))
+        return StateRows(*differing(old, new, key))
 
-    def among(self, tests: Sequence[Test], names: Container[str], most: int) -> Rows | None:
+    def among(self, tests: Sequence[Test], names: Container[str], most: int) -> StateRows | None:
         """Return the rows that have a value that a test names, some columns of them.
 
         None if they are more than `most`, if the mirror lacks a column, or if the state before
@@ -141,16 +141,16 @@ class TableStates:
         if new is None:
             return None
         if changes is None:
-            return Rows(new, new)
+            return StateRows(new, new)
         key = [*self._version.key, layout.SEQ]
         if not self._version.key or any(changes.new[each].null_count for each in key):
             return None
         removed = changes.old.select(columns)
         removed = removed.filter(_passes(removed, tests)) if tests else removed
-        return Rows(pa.concat_tables([without(new, changes.new, key), removed]), new)
+        return StateRows(pa.concat_tables([without(new, changes.new, key), removed]), new)
 
     @cached_property
-    def small(self) -> Rows | None:
+    def small(self) -> StateRows | None:
         """All rows of a small table; None if it is larger, or as `among`."""
         return self.among([], self._names, SMALL_ROWS) if self.rows <= SMALL_ROWS else None
 
@@ -203,7 +203,7 @@ class TableStates:
             rows = pa.table(batch).cast(schema)  # Arrow does not filter delta-rs' views of texts
             yield rows.filter(_passes(rows, tests)) if tests else rows
 
-    def register_rows(self, rows: Rows) -> None:
+    def register_rows(self, rows: StateRows) -> None:
         """Make these rows the states' temporary views."""
         if self._registered.get(OLD) is rows:
             return
@@ -335,7 +335,7 @@ def _exact(table: str, columns: Sequence[Column], rows: DataFrame) -> DataFrame:
     return rows.selectExpr(*(_checked(table, each.name, of(each)) for each in columns))
 
 
-def _checked(table: str, name: str, kind: Type) -> str:
+def _checked(table: str, name: str, kind: PgType) -> str:
     if kind.mask or kind.name.removeprefix("_") not in INEXACT or kind.spark == "string":
         return quoted(name)
     message = string(f"{INEXACT_VALUE} in {table}.{name}.")

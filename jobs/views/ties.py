@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cdc.config.views import View
-    from lockstep.jobs.views.types import Type
+    from lockstep.jobs.views.types import PgType
     from lockstep.sinks.contract import Version
 
 _LIMITS: Final = {TokenType.LIMIT, TokenType.FETCH}
@@ -85,7 +85,7 @@ def _broken(
     return sql
 
 
-def _expressions(query: exp.Query, columns: Mapping[str, Type]) -> dict[str, str]:
+def _expressions(query: exp.Query, columns: Mapping[str, PgType]) -> dict[str, str]:
     """Return what ORDER BY has for each column by which rows can be ordered."""
     found = {}
     for each in query.selects:

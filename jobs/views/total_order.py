@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Column = tuple[str, str]
 
 
-class Proof:
+class OrderProof:
     """What determines the rows of one SELECT; `uniques`: what is unique, by alias."""
 
     def __init__(self, node: exp.Select, uniques: Mapping[str, Uniques]) -> None:

@@ -18,9 +18,9 @@ from cdc.events import table_name
 from lockstep.jobs.views import total_order
 from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import TEXT, UNKNOWN, Type, of
+from lockstep.jobs.views.types import TEXT, UNKNOWN, PgType, of
 from lockstep.jobs.views.values import (
-    Scope,
+    ColumnScope,
     Uniques,
     Value,
     coerced,
@@ -61,7 +61,7 @@ class Query(NamedTuple):
     """A translated query: Spark's text, and its columns in Postgres' types."""
 
     sql: str
-    columns: dict[str, Type]
+    columns: dict[str, PgType]
     uniques: Uniques = ()
 
 
@@ -77,7 +77,10 @@ class Translator:
         self._versions, self._state = versions, state
 
     def query(
-        self, node: exp.Expr, ctes: Mapping[str, Query] | None = None, outer: Scope | None = None
+        self,
+        node: exp.Expr,
+        ctes: Mapping[str, Query] | None = None,
+        outer: ColumnScope | None = None,
     ) -> Query:
         """Return the translation of a query."""
         known = dict(ctes or {})
@@ -97,7 +100,7 @@ class Translator:
         raise UnsupportedError(_title(node), "write SELECT, UNION, INTERSECT or EXCEPT")
 
     def _set_operation(
-        self, node: exp.Expr, ctes: Mapping[str, Query], outer: Scope | None
+        self, node: exp.Expr, ctes: Mapping[str, Query], outer: ColumnScope | None
     ) -> Query:
         _expect_no_limit(node)
         left, right = (self.query(node.args[side], ctes, outer) for side in ("this", "expression"))
@@ -117,7 +120,7 @@ class Translator:
         sides = (self._converted(each, types) for each in (left, right))
         return Query(f" {name} ".join(sides), types, uniques)
 
-    def _converted(self, query: Query, types: Mapping[str, Type]) -> str:
+    def _converted(self, query: Query, types: Mapping[str, PgType]) -> str:
         """Return a query with its columns' types, and their names, replaced by these."""
         columns = ", ".join(
             f"{coerced(Value(f'u.{quoted(old)}', kind), new)} AS {quoted(name)}"
@@ -125,12 +128,14 @@ class Translator:
         )
         return f"SELECT {columns} FROM ({query.sql}) AS u"  # noqa: S608 - quoted
 
-    def _select(self, node: exp.Select, ctes: Mapping[str, Query], outer: Scope | None) -> Query:
+    def _select(
+        self, node: exp.Select, ctes: Mapping[str, Query], outer: ColumnScope | None
+    ) -> Query:
         for part, value in node.args.items():
             if value and part not in _SELECT:
                 raise UnsupportedError(*_REWRITES.get(part, (part.upper(), "leave it out")))
         from_ = node.args.get("from_")
-        scope = Scope({}, outer)
+        scope = ColumnScope({}, outer)
         sources = [self._source(from_.this, ctes, outer, scope)] if from_ else []
         rules = Expressions(self, ctes, scope)
         sources += [
@@ -139,11 +144,11 @@ class Translator:
         text = [f"FROM {' '.join(sources)}"] if sources else []
         if where := node.args.get("where"):
             text.append(f"WHERE {rules.condition(where.this, 'WHERE')}")
-        proof = total_order.Proof(node, scope.uniques)
+        proof = total_order.OrderProof(node, scope.uniques)
         rules.order_of_group_is_total = proof.holds_in_group
         text += self._grouped(node, rules, scope)
         rules.order_is_total = proof.holds
-        columns, selected = dict[str, Type](), []
+        columns, selected = dict[str, PgType](), []
         for each in node.expressions:
             found = rules.value(each.unalias())
             type_ = TEXT if found.type.name == UNKNOWN else found.type
@@ -159,7 +164,7 @@ class Translator:
         sql = " ".join([f"SELECT {distinct}{', '.join(selected)}", *text])
         return Query(sql, columns, proof.uniques())
 
-    def _distinct(self, node: exp.Select, columns: Mapping[str, Type]) -> str:
+    def _distinct(self, node: exp.Select, columns: Mapping[str, PgType]) -> str:
         distinct = node.args.get("distinct")
         if distinct is None:
             return ""
@@ -168,7 +173,7 @@ class Translator:
             expect_grouped(type_, f"DISTINCT over {name}")
         return "DISTINCT "
 
-    def _grouped(self, node: exp.Select, rules: Expressions, scope: Scope) -> list[str]:
+    def _grouped(self, node: exp.Select, rules: Expressions, scope: ColumnScope) -> list[str]:
         group, having = node.args.get("group"), node.args.get("having")
         is_grouped = (
             group is not None or having is not None or any(map(has_aggregate, node.expressions))
@@ -197,7 +202,7 @@ class Translator:
             text.append(f"HAVING {rules.condition(having.this, 'HAVING')}")
         return text
 
-    def _is_determined(self, column: exp.Column, by: list[exp.Expr], scope: Scope) -> bool:
+    def _is_determined(self, column: exp.Column, by: list[exp.Expr], scope: ColumnScope) -> bool:
         """Return whether to group by this column too; False if it is another query's.
 
         Raises ConfigError unless the table's key is among the group's expressions.
@@ -216,7 +221,11 @@ class Translator:
     # --- FROM ---
 
     def _source(
-        self, node: exp.Expr, ctes: Mapping[str, Query], outer: Scope | None, scope: Scope
+        self,
+        node: exp.Expr,
+        ctes: Mapping[str, Query],
+        outer: ColumnScope | None,
+        scope: ColumnScope,
     ) -> str:
         """Return a table or a subquery as it is in FROM; add its columns to the scope."""
         if isinstance(node, exp.Table):
@@ -235,7 +244,7 @@ class Translator:
         scope.add(node.alias, query.columns, query.uniques)
         return f"({query.sql}) AS {quoted(node.alias)}"
 
-    def _table(self, node: exp.Table, scope: Scope) -> str:
+    def _table(self, node: exp.Table, scope: ColumnScope) -> str:
         version = self._versions[table_name(node.db, node.name)]
         if node.args["alias"].columns:
             raise UnsupportedError("a table's alias with names of columns", "name them by AS")
@@ -247,8 +256,8 @@ class Translator:
         self,
         node: exp.Join,
         ctes: Mapping[str, Query],
-        outer: Scope | None,
-        scope: Scope,
+        outer: ColumnScope | None,
+        scope: ColumnScope,
         rules: Expressions,
     ) -> str:
         if node.args.get("method") or node.args.get("using"):

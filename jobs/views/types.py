@@ -45,7 +45,7 @@ _SPARK: Final = {
 }  # fmt: skip
 
 
-class Type(NamedTuple):
+class PgType(NamedTuple):
     """A Postgres type."""
 
     name: str
@@ -88,7 +88,7 @@ class Type(NamedTuple):
         return self.name.endswith(_NONDETERMINISTIC)
 
     @property
-    def as_bytes(self) -> Type:
+    def as_bytes(self) -> PgType:
         """The type of a text with COLLATE "C"."""
         return self._replace(name=self._kind, is_c=True)
 
@@ -115,23 +115,23 @@ def _spark(kind: DeltaType) -> str:
     return _SPARK.get(kind.name, kind.name)
 
 
-BOOL: Final = Type("bool")
-INT4: Final = Type("int4")
-INT8: Final = Type("int8")
-TEXT: Final = Type("text")
-DATE: Final = Type("date")
-FLOAT8: Final = Type("float8")
-JSONB: Final = Type("jsonb")
-NULL: Final = Type(UNKNOWN)
+BOOL: Final = PgType("bool")
+INT4: Final = PgType("int4")
+INT8: Final = PgType("int8")
+TEXT: Final = PgType("text")
+DATE: Final = PgType("date")
+FLOAT8: Final = PgType("float8")
+JSONB: Final = PgType("jsonb")
+NULL: Final = PgType(UNKNOWN)
 
 
-def numeric(precision: int, scale: int, *, has_scale: bool = True) -> Type:
+def numeric(precision: int, scale: int, *, has_scale: bool = True) -> PgType:
     """Return a numeric type."""
     assert precision <= MAX_PRECISION, "checked before"
-    return Type("numeric", (precision << 16 | scale) + _OFFSET, has_scale=has_scale)
+    return PgType("numeric", (precision << 16 | scale) + _OFFSET, has_scale=has_scale)
 
 
-def named(text: str) -> Type:
+def named(text: str) -> PgType:
     """Return the type that a view in Python declares; raise ConfigError for any other."""
     found = _NUMERIC.fullmatch(text)
     if found and int(found[2]) <= int(found[1]) <= MAX_PRECISION:
@@ -142,12 +142,12 @@ def named(text: str) -> Type:
             hint=f"the types are {', '.join(_DECLARED)}, and numeric(p,s) with p up to"
             f" {MAX_PRECISION}",
         )
-    return Type(text)
+    return PgType(text)
 
 
-def of(column: Column) -> Type:
+def of(column: Column) -> PgType:
     """Return a column's type."""
-    found = Type(column.type, column.modifier, column.type_id, column.mask)
+    found = PgType(column.type, column.modifier, column.type_id, column.mask)
     if column.mask:
         return found
     if column.collation == NONDETERMINISTIC:
@@ -155,6 +155,6 @@ def of(column: Column) -> Type:
     return found._replace(is_c="column") if column.collation == "C" else found
 
 
-def columns(given: Mapping[str, Type]) -> tuple[Column, ...]:
+def columns(given: Mapping[str, PgType]) -> tuple[Column, ...]:
     """Return these as a table version's columns."""
     return tuple(type_.column(name) for name, type_ in given.items())

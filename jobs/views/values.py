@@ -21,7 +21,7 @@ from lockstep.jobs.views.types import (
     TEXT,
     TEXTS,
     UNKNOWN,
-    Type,
+    PgType,
     numeric,
 )
 from lockstep.sinks.delta.types import MAX_PRECISION
@@ -34,24 +34,26 @@ if TYPE_CHECKING:
 Uniques = tuple[frozenset[str], ...]
 
 
-class Scope:
+class ColumnScope:
     """The columns that the expressions of a query may name."""
 
-    def __init__(self, sources: dict[str, dict[str, Type]], outer: Scope | None = None) -> None:
+    def __init__(
+        self, sources: dict[str, dict[str, PgType]], outer: ColumnScope | None = None
+    ) -> None:
         self.sources, self.outer = sources, outer
         self.keys: dict[str, frozenset[str]] = {}  # of tables: Postgres knows no other key
         self.uniques: dict[str, Uniques] = {}
 
-    def add(self, alias: str, columns: dict[str, Type], uniques: Uniques) -> None:
+    def add(self, alias: str, columns: dict[str, PgType], uniques: Uniques) -> None:
         """Add a subquery."""
         self.sources[alias], self.uniques[alias] = columns, uniques
 
-    def add_table(self, alias: str, columns: dict[str, Type], key: frozenset[str]) -> None:
+    def add_table(self, alias: str, columns: dict[str, PgType], key: frozenset[str]) -> None:
         """Add a table."""
         self.add(alias, columns, (key,))
         self.keys[alias] = key
 
-    def type_of(self, column: exp.Column) -> Type:
+    def type_of(self, column: exp.Column) -> PgType:
         """Return a column's type."""
         if (found := self.sources.get(column.table)) is not None:
             if column.name not in found:
@@ -70,14 +72,14 @@ class Value(NamedTuple):
     """An expression in Spark's SQL, with its type in Postgres."""
 
     sql: str
-    type: Type
+    type: PgType
     text: str | None = None  # of a quoted literal
 
 
 class Rules(Protocol):
     """What rules for kinds of expressions call: `jobs.views.expressions.Expressions`."""
 
-    scope: Scope
+    scope: ColumnScope
     # Whether an ORDER BY, in these partitions, leaves no two rows in either order.
     order_is_total: Callable[[Sequence[exp.Expr]], bool]
     # Whether an ORDER BY leaves no two rows of a group in either order.
@@ -142,7 +144,7 @@ def number_in(node: exp.Expr | None) -> int | None:
 # --- types ---
 
 
-def coerced(value: Value, wanted: Type) -> str:
+def coerced(value: Value, wanted: PgType) -> str:
     """Return the text of a value as that type; a quoted literal is read as Postgres does."""
     if value.type.name == UNKNOWN:
         if value.text is None:
@@ -151,12 +153,12 @@ def coerced(value: Value, wanted: Type) -> str:
     return value.sql if value.type.spark == wanted.spark else f"CAST({value.sql} AS {wanted.spark})"
 
 
-def own(value: Value) -> Type:
+def own(value: Value) -> PgType:
     """Return a value's type; text if it is a quoted literal."""
     return TEXT if value.type.name == UNKNOWN else value.type
 
 
-def common(given: Sequence[Type], where: str) -> Type:
+def common(given: Sequence[PgType], where: str) -> PgType:
     """Return the type that Postgres gives to values of these types together."""
     known = [each for each in given if each.name != UNKNOWN]
     if not known:
@@ -167,7 +169,7 @@ def common(given: Sequence[Type], where: str) -> Type:
     return found
 
 
-def _common(one: Type, other: Type, where: str) -> Type:  # noqa: PLR0911 - a case a pair of types
+def _common(one: PgType, other: PgType, where: str) -> PgType:  # noqa: PLR0911 - a case a pair of types
     names = {one.name, other.name}
     if one.mask or other.mask:
         if one.mask and other.mask:
@@ -191,11 +193,11 @@ def _common(one: Type, other: Type, where: str) -> Type:  # noqa: PLR0911 - a ca
     if names <= {"numeric", *INTEGERS, *FLOATS}:
         return FLOAT8
     if names == {"date", "timestamp"}:
-        return Type("timestamp")
+        return PgType("timestamp")
     raise UnsupportedError(f"{one.title} with {other.title} in {where}", "cast one to the other")
 
 
-def _is_c(one: Type, other: Type) -> bool | Literal["column"]:
+def _is_c(one: PgType, other: PgType) -> bool | Literal["column"]:
     """Return whether both are ordered by their bytes: COLLATE counts for both, a column's not."""
     if True in {one.is_c, other.is_c}:
         return True
@@ -215,7 +217,7 @@ def compared(given: Sequence[Value], where: str, *, ordered: bool) -> list[str]:
     return [coerced(each, kind) for each in given]
 
 
-def size(kind: Type, where: str) -> tuple[int, int]:
+def size(kind: PgType, where: str) -> tuple[int, int]:
     if kind.size is None:
         raise UnsupportedError(
             f"a numeric without precision in {where}", "cast it to numeric(p,s) with p up to 38"
@@ -223,7 +225,7 @@ def size(kind: Type, where: str) -> tuple[int, int]:
     return kind.size
 
 
-def sized(precision: int, scale: int, where: str) -> Type:
+def sized(precision: int, scale: int, where: str) -> PgType:
     precision = max(precision, scale, 1)
     if precision > MAX_PRECISION:
         raise UnsupportedError(
@@ -233,14 +235,14 @@ def sized(precision: int, scale: int, where: str) -> Type:
     return numeric(precision, scale)
 
 
-def expect_number(kind: Type, where: str) -> None:
+def expect_number(kind: PgType, where: str) -> None:
     if kind.name not in {*INTEGERS, *FLOATS, "numeric"}:
         raise UnsupportedError(f"{where} of {kind.title}", "cast to a number, if it has one's text")
     if kind.name == "numeric":
         size(kind, where)
 
 
-def expect_text(kind: Type, where: str) -> None:
+def expect_text(kind: PgType, where: str) -> None:
     if kind.name not in {*TEXTS, UNKNOWN} or kind.mask:
         raise UnsupportedError(f"{where} of {kind.title}", "take a text or varchar column")
 
@@ -248,7 +250,7 @@ def expect_text(kind: Type, where: str) -> None:
 _ONLY: Final = "only select such a column"
 
 
-def expect_compared(kind: Type, where: str) -> None:
+def expect_compared(kind: PgType, where: str) -> None:
     if kind.mask:
         return
     if kind.name not in COMPARED:
@@ -258,7 +260,7 @@ def expect_compared(kind: Type, where: str) -> None:
         size(kind, where)
 
 
-def expect_ordered(kind: Type, where: str) -> None:
+def expect_ordered(kind: PgType, where: str) -> None:
     if kind.mask:
         raise UnsupportedError(f"{where} of a masked column", "leave it out")
     expect_compared(kind, where)
@@ -268,7 +270,7 @@ def expect_ordered(kind: Type, where: str) -> None:
         )
 
 
-def expect_grouped(kind: Type, where: str) -> None:
+def expect_grouped(kind: PgType, where: str) -> None:
     """Raise unless equal values of the type are one value in both."""
     if kind.name in FLOATS:
         raise UnsupportedError(
@@ -295,7 +297,7 @@ _TIME: Final = r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _UUID: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-def literal(text: str, kind: Type) -> str:  # noqa: PLR0911 - a case a type
+def literal(text: str, kind: PgType) -> str:  # noqa: PLR0911 - a case a type
     """Return a quoted literal, read as a value of the type."""
     plain = text.strip()
     match kind.name:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cdc.errors import UnavailableError
-from cdc.source.answers import Differing, Question
+from cdc.source.answers import CatalogQuestion, Differing
 from lockstep.jobs.views.types import FLOATS, INTEGERS
 from lockstep.sinks.contract import Change, KeepsFrontiers
 from lockstep.sinks.delta.lake import quoted
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from lockstep.jobs.views.plans import ViewPlan
-    from lockstep.jobs.views.types import Type
+    from lockstep.jobs.views.types import PgType
     from lockstep.sinks.contract import Applied, Generations, Listable, StoreState
-    from lockstep.sinks.shapes import Shape
+    from lockstep.sinks.shapes import RowShape
 
 _DAY: Final = date(1970, 1, 1)
 _TIME: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without time zone
@@ -46,20 +46,20 @@ _FLOATING: Final = {"double precision", "real", "numeric"}
 class StoredView:
     """A view as the store of one follower shows it: in a shape of Redis, or all rows."""
 
-    def __init__(self, config: Config, view: ViewPlan, shape: Shape | None) -> None:
+    def __init__(self, config: Config, view: ViewPlan, shape: RowShape | None) -> None:
         self._config, self.view = config, view
         self._shaper = Shaper(shape, view.version, "") if shape else None
         self._columns = self._shaper.shown if self._shaper else tuple(view.columns)
         # Why its rows can't be compared; empty if they can.
         self.incomparable = "its rows expire" if shape and shape.ttl_seconds is not None else ""
 
-    def question(self) -> Question:
+    def question(self) -> CatalogQuestion:
         """Return what to ask Postgres for the rows that the store shows."""
         named = dict(self.view.asked)
         text = named.pop(self.view.name)
         types = {name: self.view.columns[name].name for name in self._columns}
         where = self._has_place(self._shaper) if self._shaper else ""
-        return Question(text, named, types, where)
+        return CatalogQuestion(text, named, types, where)
 
     def _has_place(self, shaper: Shaper) -> str:
         """Return the condition for rows that the shape shows; empty for all."""
@@ -155,7 +155,7 @@ class StoredView:
                 yield self._shaper.row(shaped.value, shaped.kept)
 
 
-def _alike(value: Any, kind: Type) -> Any:  # noqa: ANN401, PLR0911 - of any type, a case each
+def _alike(value: Any, kind: PgType) -> Any:  # noqa: ANN401, PLR0911 - of any type, a case each
     """Return a value so that equal ones are alike, whatever JSON a store has for them."""
     value = _text(value, kind)
     if value is None:
@@ -183,7 +183,7 @@ def _plain(number: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
-def _text(value: Any, kind: Type) -> Any:  # noqa: ANN401 - of any type
+def _text(value: Any, kind: PgType) -> Any:  # noqa: ANN401 - of any type
     """Return a value of the log as Postgres reads it in JSON."""
     if isinstance(value, str) and kind.name in {"date", "timestamp"} and _is_number(value):
         value = int(value)  # in a hash of Redis, which has text only

@@ -13,7 +13,7 @@ from sqlglot import exp
 from lockstep.jobs.views.aggregates import aggregate, filtered, ordered_by
 from lockstep.jobs.views.numbering import SELECTS_ALIKE, WRITTEN
 from lockstep.jobs.views.refusing import UnsupportedError, written
-from lockstep.jobs.views.types import FLOAT8, FLOATS, INT4, INT8, Type
+from lockstep.jobs.views.types import FLOAT8, FLOATS, INT4, INT8, PgType
 from lockstep.jobs.views.values import (
     Rules,
     Value,
@@ -25,7 +25,7 @@ from lockstep.jobs.views.values import (
     table_of,
 )
 
-_RANKS: Final[dict[type[exp.Expr], tuple[str, Type]]] = {
+_RANKS: Final[dict[type[exp.Expr], tuple[str, PgType]]] = {
     exp.RowNumber: ("row_number", INT8),
     exp.Rank: ("rank", INT8),
     exp.DenseRank: ("dense_rank", INT8),

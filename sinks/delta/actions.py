@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from obstore.store import ObjectStore
 
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
 
 Action = dict[str, Any]
 
@@ -253,7 +253,7 @@ def put_vectors(files: Files, deleted: Sequence[pa.BooleanArray]) -> list[Vector
 
 
 def commit(
-    files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, record: Commit
+    files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, record: CommitInfo
 ) -> None:
     """Write the version after the table's; raise ConflictError if it exists.
 
@@ -270,7 +270,7 @@ def put_version(
     version: int,
     actions: Sequence[Action],
     about: Mapping[str, object],
-    record: Commit,
+    record: CommitInfo,
 ) -> str | None:
     """Write a version, 0 for a new table, and return its file's tag; ConflictError if it exists.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Altered
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
 
 _NULL = b"null"
 _ALTERED = "/altered"
@@ -44,7 +44,7 @@ def is_ours(app: str) -> bool:
     return app.endswith(_ALTERED)
 
 
-def alter(table: DeltaTable, altered: Altered, commit: Commit, name: str) -> None:
+def alter(table: DeltaTable, altered: Altered, commit: CommitInfo, name: str) -> None:
     """Rewrite the table, unless it has nothing that changes."""
     plan = _Plan(table, altered, name)
     if not plan.changes:

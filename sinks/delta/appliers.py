@@ -16,10 +16,10 @@ from lockstep.sinks.delta import actions, features, lake, merge, rewrites, vecto
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from lockstep.sinks.delta.lake import Commit
-    from lockstep.sinks.delta.settings import Settings
+    from lockstep.sinks.delta.lake import CommitInfo
+    from lockstep.sinks.delta.settings import DeltaSettings
     from lockstep.sinks.delta.table import Mirror
-    from lockstep.sinks.delta.upkeep import Upkeep
+    from lockstep.sinks.delta.upkeep import MirrorUpkeep
     from lockstep.sinks.delta.work import Work
 
 # How many mirrors above a megabyte are written concurrently: they hold more in memory.
@@ -29,7 +29,7 @@ _LARGE_AT_ONCE: Final = 4
 class Appliers:
     """The appliers of one follower, with what they keep in memory."""
 
-    def __init__(self, settings: Settings, upkeep: Upkeep) -> None:
+    def __init__(self, settings: DeltaSettings, upkeep: MirrorUpkeep) -> None:
         self._settings, self._upkeep = settings, upkeep
         self._vectors = vectors.Vectors(settings.storage)
         self._rewrites = rewrites.Rewrites(settings.storage)
@@ -39,7 +39,7 @@ class Appliers:
         """Return whether the mirror's applier joins its small files."""
         return self._vectors.knows(mirror.loaded)
 
-    def apply(self, mirror: Mirror, work: Work, commit: Commit) -> None:
+    def apply(self, mirror: Mirror, work: Work, commit: CommitInfo) -> None:
         """Apply the work in one commit; raise ConflictError if another one was first."""
         how = self._how(mirror, work)
         if how == "rewrite":

@@ -34,7 +34,15 @@ from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.parts import Parts
 from lockstep.sinks.delta.rows import batch, joined, taken
 from lockstep.sinks.delta.stats import with_deleted
-from lockstep.sinks.delta.targets import Hits, Piece, StoredRows, at_places, only, packed, unpacked
+from lockstep.sinks.delta.targets import (
+    Piece,
+    ReplacedRows,
+    StoredRows,
+    at_places,
+    only,
+    packed,
+    unpacked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Changes
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.columns import ColumnReader
-    from lockstep.sinks.delta.rows import Batch
+    from lockstep.sinks.delta.rows import ChangeBatch
     from lockstep.sinks.delta.targets import StoredFile, Target
 
 
@@ -52,8 +60,10 @@ def written(target: Target, changes: Iterable[Changes]) -> Iterator[Piece]:
     Each key's net change; of a history every change, sorted by key and seq.
     """
     with parts_of(target) as parts:
-        writing: _Writing | history_buckets.Writing = (
-            history_buckets.Writing(target, parts) if target.is_history else _Writing(target, parts)
+        writing: _Writing | history_buckets.HistoryWriting = (
+            history_buckets.HistoryWriting(target, parts)
+            if target.is_history
+            else _Writing(target, parts)
         )
         for each in changes:
             yield from writing.add(each)
@@ -157,7 +167,7 @@ class _Writing:
         self._target, self._parts = target, parts
         self._stored = StoredRows(target)
         self._readers: dict[int, ColumnReader] = {}
-        self._held: list[Batch] = []
+        self._held: list[ChangeBatch] = []
         self._bytes = 0
 
     def add(self, changes: Changes) -> Iterator[Piece]:
@@ -178,7 +188,7 @@ class _Writing:
         changes = delta_keys.newest(joined(self._held), self._target.key)
         self._held, self._bytes = [], 0
         new = pc.invert(changes.deleted)
-        every = list[Hits]()
+        every = list[ReplacedRows]()
         for hits, seqs in self._stored.find(changes.rows, SEQ):
             # Only rows from a direct snapshot or another writer can be newer than a change.
             newer = pc.less(seqs, changes.rows[SEQ].combine_chunks().take(hits.wanted))
@@ -191,7 +201,7 @@ class _Writing:
             new = pc.and_not(new, self._fill(changes, every))
         self._parts.add_all(changes.rows.filter(new))
 
-    def _fill(self, changes: Batch, every: list[Hits]) -> pa.BooleanArray:
+    def _fill(self, changes: ChangeBatch, every: list[ReplacedRows]) -> pa.BooleanArray:
         """Write the changes that need values of stored rows; return which they are."""
         names = [*changes.unchanged, EXACT]
         needs = delta_work.any_of(changes.unchanged.values())

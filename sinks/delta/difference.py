@@ -46,7 +46,7 @@ class _File:
     last: Mapping[str, Any] | None
 
 
-class Difference(NamedTuple):
+class TableDifference(NamedTuple):
     """Rows of the earlier version and rows of the later one; one of them cancels an equal one."""
 
     before: pa.Table
@@ -58,7 +58,7 @@ def between(
     after: DeltaTable,
     columns: Sequence[str],
     files: StoredFiles | None = None,
-) -> Difference | None:
+) -> TableDifference | None:
     """Return columns of the rows that differ; None if the commits do not show them.
 
     `files` may have some of these columns.
@@ -85,7 +85,7 @@ def between(
                     side.extend(_read(stored.groups(after, file.path), rows, schema))
     except (FileNotFoundError, _AlteredError):
         return None
-    return Difference(*map(pa.concat_tables, sides))
+    return TableDifference(*map(pa.concat_tables, sides))
 
 
 def _files(storage: PyFileSystem, first: int, last: int) -> list[_File]:

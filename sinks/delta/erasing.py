@@ -28,8 +28,8 @@ from cdc.errors import ConfigError, UnavailableError
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta import altering, features, lake, layout, log
 from lockstep.sinks.delta import keys as delta_keys
-from lockstep.sinks.delta.frontiers import Frontiers
-from lockstep.sinks.delta.lake import Commit, ConflictError
+from lockstep.sinks.delta.frontiers import FrontierTable
+from lockstep.sinks.delta.lake import CommitInfo, ConflictError
 from lockstep.sinks.delta.parquet_form import GROUP_ROWS
 from lockstep.sinks.delta.rows import batch
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from lockstep.sinks.contract import Version
     from lockstep.sinks.delta.frontier_rows import FrontierRow
-    from lockstep.sinks.delta.settings import Settings
+    from lockstep.sinks.delta.settings import DeltaSettings
 
 _TRIES: Final = 20
 # An unnamed file that is younger may be one that the follower has not committed yet.
@@ -75,7 +75,7 @@ class Erased(NamedTuple):
 
 
 def erase(
-    settings: Settings, erased: Erased | None, applied_seq: int, step: Callable[[str], None]
+    settings: DeltaSettings, erased: Erased | None, applied_seq: int, step: Callable[[str], None]
 ) -> list[str]:
     """Erase a table's rows from its mirror; return the folders of the mirrors written again.
 
@@ -84,7 +84,7 @@ def erase(
     has not, or has another generation; UnavailableError if a mirror is in the middle of a cut.
     `step` is called with the name of each step that is done.
     """
-    frontiers = Frontiers(settings.path, settings.storage, settings.owner)
+    frontiers = FrontierTable(settings.path, settings.storage, settings.owner)
     if not frontiers.find() or (newest := frontiers.newest) is None:
         return []
     for _ in range(_TRIES):
@@ -108,14 +108,14 @@ def erase(
     raise lake.busy(settings.path)
 
 
-def _places(settings: Settings, newest: FrontierRow, erased: Erased | None) -> list[str]:
+def _places(settings: DeltaSettings, newest: FrontierRow, erased: Erased | None) -> list[str]:
     if erased is None:
         return sorted(newest.versions)
     place = erased.topic.removeprefix(f"{settings.prefix}.")
     return [place] if place in newest.versions else []
 
 
-def _expect_applied(settings: Settings, newest: FrontierRow, seq: int) -> None:
+def _expect_applied(settings: DeltaSettings, newest: FrontierRow, seq: int) -> None:
     if newest.applied.seq < seq:
         raise ConfigError(
             f"{settings.follower} has not applied seq {seq} yet: its mirrors still have the row",
@@ -123,14 +123,16 @@ def _expect_applied(settings: Settings, newest: FrontierRow, seq: int) -> None:
         )
 
 
-def _root(settings: Settings) -> str:
+def _root(settings: DeltaSettings) -> str:
     return settings.path.rstrip("/")
 
 
 # -- a mirror --------------------------------------------------------------------------------------
 
 
-def _written(settings: Settings, newest: FrontierRow, place: str, erased: Erased | None) -> int:
+def _written(
+    settings: DeltaSettings, newest: FrontierRow, place: str, erased: Erased | None
+) -> int:
     """Write a mirror again, unless none of its files has a deleted row; return its version."""
     path = f"{_root(settings)}/{place}"
     table = lake.opened(path, settings.storage)
@@ -150,7 +152,7 @@ def _written(settings: Settings, newest: FrontierRow, place: str, erased: Erased
         return table.version()
     features.expect_ours(table)
     upto = lake.transaction_version(generation or newest.generation, seq)
-    commit = Commit(app, upto, lake.newest_facts(table))
+    commit = CommitInfo(app, upto, lake.newest_facts(table))
     groups = GROUP_ROWS if layout.CURRENT in _names(table) else None
     with lake.translated(path):
         schema = lake.arrow_schema(table)

@@ -18,7 +18,7 @@ from deltalake import CommitProperties, Field, Schema
 
 from cdc.errors import ConfigError
 from lockstep.sinks.delta import actions, features, lake, layout
-from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.lake import CommitInfo
 from lockstep.sinks.delta.layout import EXACT
 from lockstep.sinks.delta.retype import retyped
 from lockstep.sinks.delta.rows import exact_map
@@ -42,7 +42,7 @@ _KEY: Final = "lockstep.key"
 _BEFORE: Final = {layout.CURRENT: True, layout.DELETED: False}
 
 
-class Writer(NamedTuple):
+class AlteringWriter(NamedTuple):
     """Who alters a table, and by what."""
 
     facts: Mapping[str, object]
@@ -50,7 +50,7 @@ class Writer(NamedTuple):
     large: Applier | None  # for a table that only delta-spark may write
 
 
-def follow(table: DeltaTable, wanted: dict[str, Any], name: str, by: Writer) -> bool:
+def follow(table: DeltaTable, wanted: dict[str, Any], name: str, by: AlteringWriter) -> bool:
     """Give the table the `wanted` schema's columns; return whether anything changed."""
     stored = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     fields = {field["name"]: field for field in wanted["fields"]}
@@ -96,13 +96,13 @@ def key_of(table: DeltaTable) -> tuple[str, ...] | None:
     return None if stored is None else tuple(json.loads(stored))
 
 
-def keep_key(table: DeltaTable, key: tuple[str, ...] | None, by: Writer) -> None:
+def keep_key(table: DeltaTable, key: tuple[str, ...] | None, by: AlteringWriter) -> None:
     """Record in the table the key of its rows."""
     if key is not None and key_of(table) != key:
         set_properties(table, {_KEY: json.dumps(key)}, by)
 
 
-def set_properties(table: DeltaTable, properties: Mapping[str, str], by: Writer) -> None:
+def set_properties(table: DeltaTable, properties: Mapping[str, str], by: AlteringWriter) -> None:
     """Set properties of the table, by its writer.
 
     By our own commit if we may: delta-rs' commit requires features that readers may not support.
@@ -122,7 +122,7 @@ def spark_of(table: DeltaTable, large: Applier | None) -> Applier:
     return large
 
 
-def map_columns(table: DeltaTable, by: Writer) -> None:
+def map_columns(table: DeltaTable, by: AlteringWriter) -> None:
     """Declare the column mapping of a new table; delta-rs maps columns but does not declare it."""
     protocol, about = table.protocol(), table.metadata().configuration
     if about.get(_MAPPED, "none") == "none" or _FEATURE in (protocol.reader_features or ()):
@@ -130,7 +130,7 @@ def map_columns(table: DeltaTable, by: Writer) -> None:
     _commit(table, actions.with_feature(table, _FEATURE), "ADD FEATURE", by)
 
 
-def _add_mapped(table: DeltaTable, new: list[dict[str, Any]], by: Writer) -> None:
+def _add_mapped(table: DeltaTable, new: list[dict[str, Any]], by: AlteringWriter) -> None:
     """Add columns with separate names in the files, which delta-rs does not support."""
     schema = json.loads(table.schema().to_json())
     first = max(int(field["metadata"].get(_ID, 0)) for field in schema["fields"]) + 1
@@ -141,9 +141,9 @@ def _add_mapped(table: DeltaTable, new: list[dict[str, Any]], by: Writer) -> Non
     _commit(table, actions.described(table, schema, about), "ADD COLUMNS", by)
 
 
-def _commit(table: DeltaTable, action: Action, operation: str, by: Writer) -> None:
+def _commit(table: DeltaTable, action: Action, operation: str, by: AlteringWriter) -> None:
     files = actions.Files(table.table_uri, by.storage)
-    actions.commit(files, table, [action], operation, Commit("", None, by.facts))
+    actions.commit(files, table, [action], operation, CommitInfo("", None, by.facts))
 
 
 def _rewrite(table: DeltaTable, schema: dict[str, Any], properties: CommitProperties) -> None:

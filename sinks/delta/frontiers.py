@@ -70,7 +70,7 @@ _WRITE: Final = {"operation": "WRITE", "operationParameters": {"mode": "Append"}
 PARTIAL_ROWS: Final = 100
 
 
-class Frontiers:
+class FrontierTable:
     """The `_frontiers` table in one follower's path."""
 
     def __init__(self, root: str, storage: Mapping[str, str], owner: Mapping[str, object]) -> None:
@@ -412,7 +412,7 @@ class Frontiers:
         ]
         if new:
             actions.append(small_file(self._files, appended))
-        by = lake.Commit("", None, self._owner)
+        by = lake.CommitInfo("", None, self._owner)
         with lake.translated(self._path):
             tag = put_version(self._files, version, actions, _WRITE, by)
             self._own = version, tag

@@ -25,7 +25,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Gathered:
+class GatheredChanges:
     """A cut's changes of one table."""
 
     def __init__(self, *, history: bool) -> None:

@@ -20,19 +20,19 @@ from pyarrow.fs import FileSelector, FileType, PyFileSystem
 from cdc.errors import ConfigError, UnavailableError
 from lockstep.sinks.delta import evolve, features, lake
 from lockstep.sinks.delta.frontier_rows import FrontierRow
-from lockstep.sinks.delta.frontiers import Frontiers
-from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.frontiers import FrontierTable
+from lockstep.sinks.delta.lake import CommitInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstep.sinks.contract import Applied
-    from lockstep.sinks.delta.settings import Settings
+    from lockstep.sinks.delta.settings import DeltaSettings
 
 _SHADOWS: Final = "_generations"
 
 
-def place(settings: Settings, generation: int | None) -> tuple[str, FrontierRow | None]:
+def place(settings: DeltaSettings, generation: int | None) -> tuple[str, FrontierRow | None]:
     """Return where a generation's mirrors are, and its newest frontier if it is read-only."""
     root = settings.path.rstrip("/")
     current = _frontiers(settings, root)
@@ -50,7 +50,7 @@ def place(settings: Settings, generation: int | None) -> tuple[str, FrontierRow 
     return _shadow_root(settings, generation), None
 
 
-def holds_anything(settings: Settings) -> bool:
+def holds_anything(settings: DeltaSettings) -> bool:
     """Return whether anything exists below the path; creates nothing, not even a folder."""
     path = settings.path.removeprefix("file://")
     if "://" in path:
@@ -68,7 +68,7 @@ def holds_anything(settings: Settings) -> bool:
         ) from error
 
 
-def found(settings: Settings) -> Mapping[int, Applied | None]:
+def found(settings: DeltaSettings) -> Mapping[int, Applied | None]:
     """Return every generation and its applied frontier."""
     current = _frontiers(settings, settings.path)
     every: dict[int, Applied | None] = {}
@@ -82,7 +82,7 @@ def found(settings: Settings) -> Mapping[int, Applied | None]:
     return every
 
 
-def switch(settings: Settings, generation: int) -> None:
+def switch(settings: DeltaSettings, generation: int) -> None:
     """Switch readers to a generation from its shadow build."""
     current = _frontiers(settings, settings.path)
     current.open(1)
@@ -117,13 +117,13 @@ def switch(settings: Settings, generation: int) -> None:
     clear(settings, generation, settings.path)
 
 
-def clear(settings: Settings, generation: int, root: str) -> None:
+def clear(settings: DeltaSettings, generation: int, root: str) -> None:
     """Delete the remains of a generation's shadow build, once it is current."""
     if root == settings.path.rstrip("/") and generation in _numbers(settings):
         _delete(settings, generation)
 
 
-def still_read(settings: Settings) -> int | None:
+def still_read(settings: DeltaSettings) -> int | None:
     """Return the older generation that readers use until the current one is at a frontier."""
     current = _frontiers(settings, settings.path)
     if not current.find():
@@ -134,7 +134,7 @@ def still_read(settings: Settings) -> int | None:
     return max(older, default=None) if newest is None or not newest.is_whole else None
 
 
-def drop(settings: Settings, generation: int) -> None:
+def drop(settings: DeltaSettings, generation: int) -> None:
     """Delete what only a generation has, which must not be the current one."""
     current = _frontiers(settings, settings.path)
     if current.find():
@@ -148,7 +148,7 @@ def drop(settings: Settings, generation: int) -> None:
         _delete(settings, generation)
 
 
-def move(settings: Settings, generation: int, mirror: str, version: int) -> int:
+def move(settings: DeltaSettings, generation: int, mirror: str, version: int) -> int:
     """Replace the rows that readers see by a built mirror's; return the Delta version."""
     path = f"{settings.path.rstrip('/')}/{mirror}"
     built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)
@@ -160,14 +160,14 @@ def move(settings: Settings, generation: int, mirror: str, version: int) -> int:
         features.expect_ours(table, changes_rows=False)
     if table is None or (lake.newest_transaction(table, app) or 0) < upto:
         table = lake.copied(
-            built, path, settings.storage, Commit(app, upto, lake.newest_facts(built))
+            built, path, settings.storage, CommitInfo(app, upto, lake.newest_facts(built))
         )
-    by = evolve.Writer(lake.newest_facts(built), settings.storage, settings.large)
+    by = evolve.AlteringWriter(lake.newest_facts(built), settings.storage, settings.large)
     evolve.keep_key(table, evolve.key_of(built), by)
     return table.version()
 
 
-def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int]:
+def _carried(settings: DeltaSettings, generation: int, mirror: str) -> tuple[int, int]:
     """Assign an unchanged mirror to the new generation; return its Delta version and seq."""
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
@@ -175,14 +175,14 @@ def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int
     number, seq = lake.generation_and_seq(lake.newest_transaction(table, app))
     if number < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
-        commit = Commit(app, lake.transaction_version(generation, seq), facts)
+        commit = CommitInfo(app, lake.transaction_version(generation, seq), facts)
         features.expect_ours(table, changes_rows=False)
         with lake.translated(table.table_uri):
             lake.append(table, lake.arrow_schema(table).empty_table(), commit)
     return table.version(), seq
 
 
-def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int | None:
+def _emptied(settings: DeltaSettings, generation: int, seq: int, mirror: str) -> int | None:
     """Delete all rows of a mirror that a complete generation lacks; return its version."""
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     if table is None:
@@ -190,7 +190,7 @@ def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int 
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
     if lake.generation_and_seq(lake.newest_transaction(table, app))[0] < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
-        commit = Commit(app, lake.transaction_version(generation, seq), facts)
+        commit = CommitInfo(app, lake.transaction_version(generation, seq), facts)
         features.expect_ours(table, changes_rows=False)
         with lake.translated(table.table_uri):
             lake.replace(table, lake.arrow_schema(table).empty_table(), commit)
@@ -198,7 +198,7 @@ def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int 
     return table.version()
 
 
-def folders(settings: Settings, root: str) -> list[str]:
+def folders(settings: DeltaSettings, root: str) -> list[str]:
     """Return the folders below a root that are not internal by their name."""
     with lake.translated(root):
         files = PyFileSystem(DeltaStorageHandler(root, dict(settings.storage)))
@@ -210,15 +210,15 @@ def folders(settings: Settings, root: str) -> list[str]:
     ]
 
 
-def _frontiers(settings: Settings, root: str) -> Frontiers:
-    return Frontiers(root, settings.storage, settings.owner)
+def _frontiers(settings: DeltaSettings, root: str) -> FrontierTable:
+    return FrontierTable(root, settings.storage, settings.owner)
 
 
-def _shadow_root(settings: Settings, generation: int) -> str:
+def _shadow_root(settings: DeltaSettings, generation: int) -> str:
     return f"{settings.path.rstrip('/')}/{_SHADOWS}/{generation}"
 
 
-def _numbers(settings: Settings) -> list[int]:
+def _numbers(settings: DeltaSettings) -> list[int]:
     """Return the generations that have a shadow build."""
     if not holds_anything(settings):
         return []
@@ -231,13 +231,13 @@ def _numbers(settings: Settings) -> list[int]:
     )
 
 
-def _delete(settings: Settings, generation: int) -> None:
+def _delete(settings: DeltaSettings, generation: int) -> None:
     with lake.translated(settings.path):
         _files(settings).delete_dir(f"{_SHADOWS}/{generation}")
     # On a file system that leaves empty folders, which would be listed forever.
     shutil.rmtree(_shadow_root(settings, generation).removeprefix("file://"), ignore_errors=True)
 
 
-def _files(settings: Settings) -> PyFileSystem:
+def _files(settings: DeltaSettings) -> PyFileSystem:
     """Return the lake's storage with delta-rs' access to it."""
     return PyFileSystem(DeltaStorageHandler(settings.path, dict(settings.storage)))

@@ -32,7 +32,7 @@ from lockstep.sinks.delta.layout import (
     VALID_TO_LSN,
 )
 from lockstep.sinks.delta.parquet_form import GROUP_ROWS
-from lockstep.sinks.delta.rows import Batch
+from lockstep.sinks.delta.rows import ChangeBatch
 from lockstep.sinks.delta.work import merged
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Change
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.positions import Positions, RowsOfFile
     from lockstep.sinks.delta.work import Work
 
@@ -54,7 +54,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of what ends a version
 
 
-def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
+def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
     """Apply the work in one commit."""
     stored = _current(table, work)
     new, ended = versions(stored, work)
@@ -246,8 +246,8 @@ def kept_columns(schema: pa.Schema) -> list[str]:
 
 
 def _filled(
-    batch: Batch, stored: pa.Table, first: list[int | None], before: list[int | None]
-) -> Batch:
+    batch: ChangeBatch, stored: pa.Table, first: list[int | None], before: list[int | None]
+) -> ChangeBatch:
     """Return the batch with values that were not sent filled from the previous version."""
     if not batch.unchanged:
         return batch
@@ -256,8 +256,8 @@ def _filled(
     pool = pa.concat_tables([stored.select(names), batch.rows.select(names)])
     for name, where in batch.unchanged.items():
         source = [many + at if at >= 0 else first[~at] for at in roots(where.to_pylist(), before)]
-        one = Batch(batch.rows, batch.deleted, {name: where})
-        batch = Batch(
+        one = ChangeBatch(batch.rows, batch.deleted, {name: where})
+        batch = ChangeBatch(
             merged(one, pool, pa.array(source, pa.int64())).rows, batch.deleted, batch.unchanged
         )
     return batch

@@ -20,7 +20,7 @@ from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import targets
 from lockstep.sinks.delta.history import Ends, kept_columns, neighbours, roots
 from lockstep.sinks.delta.layout import CURRENT, EXACT, SEQ
-from lockstep.sinks.delta.rows import Batch, batch, joined, taken
+from lockstep.sinks.delta.rows import ChangeBatch, batch, joined, taken
 from lockstep.sinks.delta.targets import Piece, StoredRows, only, packed
 from lockstep.sinks.delta.work import merged
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.targets import StoredFile, Target
 
 
-class Writing:
+class HistoryWriting:
     """One task's work on one history."""
 
     def __init__(self, target: Target, parts: Parts) -> None:
         self._target, self._parts = target, parts
         self._stored = StoredRows(target)
         self._readers: dict[int, ColumnReader] = {}
-        self._held: list[Batch] = []
+        self._held: list[ChangeBatch] = []
         self._bytes = 0
         # The newest version of the key that may continue: its place in what is held.
         self._last: int | None = None
@@ -92,9 +92,11 @@ class Writing:
 class _NewVersions:
     """The changes that a task holds, as versions."""
 
-    def __init__(self, changes: Batch, target: Target, parts: Parts, kept: int | None) -> None:
+    def __init__(
+        self, changes: ChangeBatch, target: Target, parts: Parts, kept: int | None
+    ) -> None:
         self._parts, self._kept = parts, kept
-        self._kept_row: Batch | None = None
+        self._kept_row: ChangeBatch | None = None
         as_text = delta_keys.needs_text(changes.rows, target.key)
         keys = delta_keys.identities_of(changes.rows, target.key, as_text=as_text).to_pylist()
         before, after = neighbours(keys)
@@ -121,7 +123,7 @@ class _NewVersions:
         rows = [at for head in heads for at in self._waiting.pop(head, ())]
         self._write(rows, stored, places)
 
-    def write_rest(self) -> Batch | None:
+    def write_rest(self) -> ChangeBatch | None:
         """Write the other versions; return the one that continues."""
         unknown = [at for rows in self._waiting.values() for at in rows]
         self._write([*self._rest, *unknown], self._changes.rows.schema.empty_table(), {})
@@ -139,7 +141,7 @@ class _NewVersions:
                     mine = (self._roots[name][at] for at in some)
                     source = [stored.num_rows + at if at >= 0 else places.get(~at) for at in mine]
                     filled = merged(
-                        Batch(one.rows, one.deleted, {name: where}),
+                        ChangeBatch(one.rows, one.deleted, {name: where}),
                         pool,
                         pa.array(source, pa.int64()),
                     )

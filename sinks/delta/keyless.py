@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Changes
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.positions import DataFile, Positions
-    from lockstep.sinks.delta.rows import Batch
+    from lockstep.sinks.delta.rows import ChangeBatch
     from lockstep.sinks.delta.work import Work
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ Place: TypeAlias = "tuple[DataFile, int]"
 _OURS: Final = {layout.SEQ, layout.COMMIT_LSN, layout.COMMITTED_AT}
 
 
-def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
+def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
     """Apply the work in one commit."""
     batch, before = _filled(work), work.before
     if before is None and work.truncated is None:
@@ -83,7 +83,7 @@ def old_rows(changes: Changes) -> Changes:
     return changes._replace(changes=old)
 
 
-def _filled(work: Work) -> Batch:
+def _filled(work: Work) -> ChangeBatch:
     """Return the batch with values that were not sent filled from the old rows."""
     batch, before = work.batch, work.before
     if before is None or not batch.unchanged:

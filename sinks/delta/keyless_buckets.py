@@ -89,7 +89,7 @@ def _change(data: bytes) -> Change:
     return Change(*_decode(data))  # type: ignore[arg-type]
 
 
-class Writing:
+class KeylessWriting:
     """Writes a task's rows."""
 
     def __init__(self, target: Target, versions: tuple[Version, ...], parts: Parts) -> None:

@@ -23,7 +23,7 @@ from lockstep.sinks.delta.rows import only
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstep.sinks.delta.rows import Batch
+    from lockstep.sinks.delta.rows import ChangeBatch
 
 _SEPARATOR: Final = b"\x00"  # occurs in no Postgres text
 _HASH_BYTES: Final = 16
@@ -120,7 +120,7 @@ def _as_bytes(values: pa.Array) -> pa.Array:
     return values.cast(pa.string()).cast(pa.binary())
 
 
-def newest(batch: Batch, key: Sequence[str]) -> Batch:
+def newest(batch: ChangeBatch, key: Sequence[str]) -> ChangeBatch:
     """Return the batch, with only the newest of rows whose keys differ in 0 and -0.
 
     They are two keys in the log, but at most one of them has a row.

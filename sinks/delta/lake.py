@@ -67,7 +67,7 @@ class ConflictError(UnavailableError):
         super().__init__(what, hint=hint or "the follower reads the table again and continues")
 
 
-class Commit(NamedTuple):
+class CommitInfo(NamedTuple):
     """What a commit records about itself."""
 
     app: str
@@ -224,12 +224,12 @@ def busy(path: str) -> UnavailableError:
     )
 
 
-def replace(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
+def replace(table: DeltaTable, rows: pa.Table, commit: CommitInfo) -> None:
     """Replace all stored rows by these."""
     write_deltalake(table, rows, mode="overwrite", commit_properties=commit.properties)
 
 
-def append(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
+def append(table: DeltaTable, rows: pa.Table, commit: CommitInfo) -> None:
     """Append the rows to the stored ones."""
     write_deltalake(table, rows, mode="append", commit_properties=commit.properties)
 
@@ -324,7 +324,9 @@ def looked_up(exact: pa.Array, name: str) -> pa.Array:
     return pc.map_lookup(exact, query_key=name, occurrence="first")
 
 
-def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Commit) -> DeltaTable:
+def copied(
+    table: DeltaTable, path: str, storage: Mapping[str, str], commit: CommitInfo
+) -> DeltaTable:
     """Replace the table at `path` by another one's rows and columns; return the table at `path`."""
     rows = pa.RecordBatchReader.from_batches(
         arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())

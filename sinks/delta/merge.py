@@ -18,14 +18,14 @@ from lockstep.sinks.delta.lake import quoted
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.work import Work
 
 # A column of the source only: which rows are deletes.
 IS_DELETE: Final = "_is_delete"
 
 
-def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
+def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
     """Apply the work in one commit."""
     with lake.translated(table.table_uri):
         if work.history:
@@ -38,7 +38,7 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
             _merge(table, work, commit)
 
 
-def _merge(table: DeltaTable, work: Work, commit: Commit) -> None:
+def _merge(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
     batch = delta_work.filled(table, work.batch, work.key)
     rows = batch.rows.append_column(IS_DELETE, batch.deleted)
     on = " AND ".join(_same(batch.rows, name) for name in work.key)

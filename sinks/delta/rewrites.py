@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.delta.actions import Action
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.table import Mirror
     from lockstep.sinks.delta.work import Work
 
@@ -59,7 +59,7 @@ class Rewrites:
         self._bytes = 0
         self._lock = Lock()  # tables are written concurrently, each by one thread
 
-    def apply(self, mirror: Mirror, work: Work, commit: Commit) -> None:
+    def apply(self, mirror: Mirror, work: Work, commit: CommitInfo) -> None:
         """Apply the work in one commit, which the mirror's table does not load."""
         with lake.translated(mirror.path):
             stored = self._contents(mirror)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
 
 
-class Batch(NamedTuple):
+class ChangeBatch(NamedTuple):
     """Changes of one table in their original order.
 
     `rows` has the mirror's columns; for a deleted key only the key's columns count. `unchanged`
@@ -40,16 +40,16 @@ class Batch(NamedTuple):
     unchanged: Mapping[str, pa.BooleanArray]
 
 
-def only(batch: Batch, rows: pa.BooleanArray) -> Batch:
+def only(batch: ChangeBatch, rows: pa.BooleanArray) -> ChangeBatch:
     """Return some of the rows."""
-    return Batch(
+    return ChangeBatch(
         batch.rows.filter(rows),
         batch.deleted.filter(rows),
         {name: where.filter(rows) for name, where in batch.unchanged.items()},
     )
 
 
-def batch(changes: Changes, schema: pa.Schema, readers: dict[int, ColumnReader]) -> Batch:
+def batch(changes: Changes, schema: pa.Schema, readers: dict[int, ColumnReader]) -> ChangeBatch:
     """Return the changes with the columns of a mirror's `schema`, in their order."""
     versions = {version.schema_id: version for version in changes.versions}
     groups: dict[int, list[Change]] = {}
@@ -64,15 +64,15 @@ def batch(changes: Changes, schema: pa.Schema, readers: dict[int, ColumnReader])
         return parts[0]
     if not parts:
         none = pa.array([], pa.bool_())
-        return Batch(schema.empty_table(), none, {})
+        return ChangeBatch(schema.empty_table(), none, {})
     complete = joined(parts)
     return taken(complete, pc.sort_indices(complete.rows[layout.SEQ]))
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
     """Return parts as one, in their order."""
     names = {name for part in parts for name in part.unchanged}
-    return Batch(
+    return ChangeBatch(
         pa.concat_tables([part.rows for part in parts]),
         pa.concat_arrays([part.deleted for part in parts]),
         {
@@ -84,9 +84,9 @@ def joined(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def taken(batch: Batch, rows: pa.Array) -> Batch:
+def taken(batch: ChangeBatch, rows: pa.Array) -> ChangeBatch:
     """Return the rows at these indexes."""
-    return Batch(
+    return ChangeBatch(
         batch.rows.take(rows),
         batch.deleted.take(rows),
         {name: where.take(rows) for name, where in batch.unchanged.items()},
@@ -97,7 +97,9 @@ def _none(rows: int) -> pa.BooleanArray:
     return pa.repeat(pa.scalar(value=False), rows)
 
 
-def _part(group: list[Change], version: Version, reader: ColumnReader, schema: pa.Schema) -> Batch:
+def _part(
+    group: list[Change], version: Version, reader: ColumnReader, schema: pa.Schema
+) -> ChangeBatch:
     types = dict(wanted(version, group))
     skip: dict[str, set[int]] = {}
     for row, change in enumerate(group):
@@ -124,7 +126,7 @@ def _part(group: list[Change], version: Version, reader: ColumnReader, schema: p
     columns = [
         made[field.name] if field.name in made else pa.nulls(many, field.type) for field in schema
     ]
-    return Batch(pa.Table.from_arrays(columns, schema=schema), deleted, unchanged)
+    return ChangeBatch(pa.Table.from_arrays(columns, schema=schema), deleted, unchanged)
 
 
 def arranged(rows: pa.Table, schema: pa.Schema, at: Applied) -> pa.Table:

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.work import Work
 
 
 class Applier(Protocol):
     """A writer of large tables, and of those with features that only it supports."""
 
-    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+    def apply(self, table: DeltaTable, work: Work, commit: CommitInfo) -> None:
         """Apply the work in one commit; raise ConflictError if another came first."""
         ...
 
@@ -37,7 +37,7 @@ class Applier(Protocol):
         ...
 
 
-class Settings(NamedTuple):
+class DeltaSettings(NamedTuple):
     """How a follower keeps its mirrors: `cdc.config.followers.DeltaFollower`, completed."""
 
     pipeline: str

@@ -32,12 +32,12 @@ from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.appliers import Appliers
-from lockstep.sinks.delta.frontiers import Frontiers
-from lockstep.sinks.delta.gathered import Gathered
+from lockstep.sinks.delta.frontiers import FrontierTable
+from lockstep.sinks.delta.gathered import GatheredChanges
 from lockstep.sinks.delta.idle import IdleFrontier
 from lockstep.sinks.delta.rows import batch
 from lockstep.sinks.delta.table import Keeper, Mirror
-from lockstep.sinks.delta.upkeep import Upkeep
+from lockstep.sinks.delta.upkeep import MirrorUpkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.erasing import Erased
     from lockstep.sinks.delta.frontier_rows import FrontierRow
-    from lockstep.sinks.delta.settings import Settings
+    from lockstep.sinks.delta.settings import DeltaSettings
     from lockstep.sinks.delta.targets import Target
 
 T = TypeVar("T")
@@ -64,22 +64,24 @@ class DeltaSink:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: DeltaSettings,
         generation: int | None = None,
         tables: frozenset[str] | None = None,
     ) -> None:
         self._settings, self._generation, self._tables = settings, generation, tables
         self._root = settings.path
-        self.frontiers = Frontiers(settings.path, settings.storage, settings.owner)
+        self.frontiers = FrontierTable(settings.path, settings.storage, settings.owner)
         # The newest frontier of a generation that is no longer current, and therefore read-only.
         self._past: FrontierRow | None = None
         self.mirrors: dict[str, Mirror] = {}
-        self._pending: dict[str, Gathered] = {}
+        self._pending: dict[str, GatheredChanges] = {}
         self._altered: dict[str, list[Altered]] = {}  # in the cut
         self._staged: dict[str, tuple[Target, list[Action]]] = {}
         # The mirrors whose versions may not be those in the newest frontier.
         self._touched: set[str] = set()
-        self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
+        self._upkeep = MirrorUpkeep(
+            settings.optimize_minutes, settings.vacuum_hours, settings.storage
+        )
         self.appliers = Appliers(settings, self._upkeep)
         self._pool: ThreadPoolExecutor | None = None
         # A shadow build's frontiers are compared with the log's: none is held back.
@@ -102,7 +104,7 @@ class DeltaSink:
         self._root, self._past = generations.place(mine, self._generation)
         if self._past is not None:
             return StoreState(self._past.applied, self._past.applied.seq)
-        self.frontiers = Frontiers(self._root, mine.storage, mine.owner)
+        self.frontiers = FrontierTable(self._root, mine.storage, mine.owner)
         self.frontiers.open(self._generation or 1, self._tables)
         if self._generation and self._root != mine.path.rstrip("/"):
             expect_tables(self._generation, self.frontiers.tables, self._tables)
@@ -177,7 +179,7 @@ class DeltaSink:
         truncated = changes.truncated if (changes.truncated or 0) > seq else None
         if new or truncated is not None:
             history = changes.version.name in self._settings.history
-            gathered = self._pending.setdefault(place, Gathered(history=history))
+            gathered = self._pending.setdefault(place, GatheredChanges(history=history))
             gathered.add(changes._replace(changes=new, truncated=truncated))
         return len(new) + (truncated is not None)
 
@@ -223,7 +225,7 @@ class DeltaSink:
         place = self._place(altered.version)
         if altered.seq > self.mirror(place).seq:
             history = altered.version.name in self._settings.history
-            self._pending.setdefault(place, Gathered(history=history)).alter(altered)
+            self._pending.setdefault(place, GatheredChanges(history=history)).alter(altered)
             self._altered.setdefault(place, []).append(altered)
             self._touched.add(place)
 
@@ -382,7 +384,7 @@ class DeltaSink:
         return generations.found(self._settings)
 
     def current(self) -> int | None:
-        frontiers = Frontiers(self._settings.path, self._settings.storage, self._settings.owner)
+        frontiers = FrontierTable(self._settings.path, self._settings.storage, self._settings.owner)
         return frontiers.generation if frontiers.find() else None
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
@@ -455,7 +457,7 @@ def _is_retried(error: BaseException | None) -> bool:
     return isinstance(error, CDCError) and error.policy is not Policy.HALT
 
 
-def keeper_of(settings: Settings, generation: int) -> Keeper:
+def keeper_of(settings: DeltaSettings, generation: int) -> Keeper:
     """Return the settings with which a generation's mirrors are kept."""
     return Keeper(
         settings.pipeline,

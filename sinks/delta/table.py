@@ -17,7 +17,7 @@ from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake
 from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.keyless import old_rows
-from lockstep.sinks.delta.lake import Commit, ConflictError
+from lockstep.sinks.delta.lake import CommitInfo, ConflictError
 from lockstep.sinks.delta.rows import batch
 from lockstep.sinks.delta.work import Work
 
@@ -56,9 +56,9 @@ class Keeper(NamedTuple):
         return f"lockstep/{self.pipeline}/{self.follower}"
 
     @property
-    def writer(self) -> evolve.Writer:
+    def writer(self) -> evolve.AlteringWriter:
         """Who alters mirrors."""
-        return evolve.Writer(self.facts(), self.storage, self.large)
+        return evolve.AlteringWriter(self.facts(), self.storage, self.large)
 
     def facts(self, applied: Applied | None = None) -> dict[str, object]:
         """Return a commit's facts: its writer, and the frontier that it reaches."""
@@ -308,7 +308,7 @@ class Mirror:
     def _alter(self, altered: Altered) -> None:
         keeper = self._keeper
         upto = lake.transaction_version(keeper.generation, altered.seq)
-        commit = Commit(altering.app(keeper.app), upto, keeper.facts())
+        commit = CommitInfo(altering.app(keeper.app), upto, keeper.facts())
         for _ in range(_TRIES):
             if self.altered_seq >= altered.seq:
                 return
@@ -378,7 +378,7 @@ class Mirror:
         """Commit what tasks have written; raise ConflictError if the table has changed since."""
         table, facts = self.table, self._keeper.facts(applied)
         upto = lake.transaction_version(self._keeper.generation, applied.seq)
-        commit, files = Commit(self._keeper.app, upto, facts), Files(self.path, target.storage)
+        commit, files = CommitInfo(self._keeper.app, upto, facts), Files(self.path, target.storage)
         with lake.translated(self.path):
             if table.version() != target.version:
                 raise ConflictError(f"{self.path} has changed since the cut's files were written")
@@ -416,11 +416,11 @@ class Mirror:
         )
 
     def apply(
-        self, work: Work, applied: Applied, applier: Callable[[Mirror, Work, Commit], None]
+        self, work: Work, applied: Applied, applier: Callable[[Mirror, Work, CommitInfo], None]
     ) -> None:
         """Commit the work, unless another copy has already reached its seq."""
         upto = lake.transaction_version(self._keeper.generation, applied.seq)
-        commit = Commit(self._keeper.app, upto, self._keeper.facts(applied))
+        commit = CommitInfo(self._keeper.app, upto, self._keeper.facts(applied))
         began = self.seq
         for _ in range(_TRIES):
             try:
@@ -436,7 +436,9 @@ class Mirror:
             return
         raise lake.busy(self.path)
 
-    def put(self, files: Files, actions: Sequence[Action], operation: str, commit: Commit) -> int:
+    def put(
+        self, files: Files, actions: Sequence[Action], operation: str, commit: CommitInfo
+    ) -> int:
         """Commit actions that change only rows, and return their version; it is not loaded.
 
         Raises ConflictError if another commit came first.

@@ -74,7 +74,7 @@ class Piece(NamedTuple):
     data: bytes  # the add action as JSON; or the positions, as int32
 
 
-class Hits(NamedTuple):
+class ReplacedRows(NamedTuple):
     """Rows of one file that changes replace."""
 
     path: str
@@ -116,7 +116,7 @@ class StoredRows:
         self._target = target
         self._files = PyFileSystem(DeltaStorageHandler(target.uri, dict(target.storage)))
 
-    def find(self, changed: pa.Table, shown: str) -> Iterator[tuple[Hits, pa.Array]]:
+    def find(self, changed: pa.Table, shown: str) -> Iterator[tuple[ReplacedRows, pa.Array]]:
         """Yield the rows that have one of the changes' keys, by file, and a column of theirs.
 
         In a history also rows that are not valid, but no files that have only such rows.
@@ -143,7 +143,7 @@ class StoredRows:
                 values.append(rows[shown].combine_chunks().filter(there))
                 first += len(found)
             if any(map(len, positions)):
-                hits = Hits(file.path, first, *map(pa.concat_arrays, (positions, places)))
+                hits = ReplacedRows(file.path, first, *map(pa.concat_arrays, (positions, places)))
                 yield hits, pa.concat_arrays(values)
 
     def _may_have_valid(self, file: StoredFile) -> bool:
@@ -152,7 +152,7 @@ class StoredRows:
             return True
         return bool((json.loads(file.stats).get("nullCount") or {}).get(VALID_TO_LSN, 1))
 
-    def valid(self, file: StoredFile) -> Iterator[Hits]:
+    def valid(self, file: StoredFile) -> Iterator[ReplacedRows]:
         """Yield the valid rows of a history's file, as rows that no change replaces."""
         if not self._may_have_valid(file):
             return
@@ -161,7 +161,7 @@ class StoredRows:
             valid = pc.fill_null(rows[CURRENT].combine_chunks(), fill_value=False)
             there = pc.and_not(valid, _part(file.deleted, first, len(valid)))
             at = pc.add(pc.indices_nonzero(there).cast(pa.int32()), pa.scalar(first, pa.int32()))
-            yield Hits(file.path, 0, at, pa.nulls(len(at), pa.int32()))
+            yield ReplacedRows(file.path, 0, at, pa.nulls(len(at), pa.int32()))
             first += len(valid)
 
     def remaining(self, file: StoredFile) -> Iterator[tuple[pa.Int32Array, pa.Table]]:
@@ -192,7 +192,7 @@ class StoredRows:
         if held:
             yield self._typed(pa.Table.from_batches(held), names)
 
-    def rows(self, hits: Hits, names: Sequence[str]) -> Iterator[tuple[pa.Table, pa.Array]]:
+    def rows(self, hits: ReplacedRows, names: Sequence[str]) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Yield the rows, a few at a time, and the change of each."""
         positions, first = hits.positions, 0
         with self._opened(hits.path) as reader:
@@ -275,5 +275,5 @@ def _count(positions: pa.Array, first: int, end: int) -> int:
     return int(most - least)
 
 
-def only(hits: Hits, some: pa.BooleanArray) -> Hits:
+def only(hits: ReplacedRows, some: pa.BooleanArray) -> ReplacedRows:
     return hits._replace(positions=hits.positions.filter(some), wanted=hits.wanted.filter(some))

@@ -39,7 +39,7 @@ _ALWAYS_HOURS: Final = 100 * 365 * 24
 _VECTOR: Final = re.compile(r"deletion_vector_(.{36})\.bin")
 
 
-class Upkeep:
+class MirrorUpkeep:
     """When upkeep is due, and its steps."""
 
     def __init__(self, minutes: float, hours: float, storage: Mapping[str, str]) -> None:

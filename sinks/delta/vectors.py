@@ -29,7 +29,7 @@ from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.positions import DataFile, Identity, Positions, with_deleted
-from lockstep.sinks.delta.rows import Batch, only
+from lockstep.sinks.delta.rows import ChangeBatch, only
 from lockstep.sinks.delta.stats import Stats
 from lockstep.sinks.delta.stats import with_deleted as with_deleted_stats
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.delta.actions import Action
-    from lockstep.sinks.delta.lake import Commit
+    from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.table import Mirror
     from lockstep.sinks.delta.work import Work
 
@@ -85,7 +85,7 @@ class Vectors:
             and delta_actions.is_plain(table)
         )
 
-    def apply(self, mirror: Mirror, work: Work, commit: Commit) -> None:
+    def apply(self, mirror: Mirror, work: Work, commit: CommitInfo) -> None:
         """Apply the work in one commit; then rewrite some files in another.
 
         The mirror's table does not load them.
@@ -139,7 +139,7 @@ class _Writing:
         self.table = mirror.loaded
         self._is_history = is_history
 
-    def apply(self, work: Work, commit: Commit) -> None:
+    def apply(self, work: Work, commit: CommitInfo) -> None:
         """Commit a batch: deletion vectors for the rows that it replaces, a file of its rows."""
         if work.history:
             found, rows = history.replaced(self.table, work, self.positions)
@@ -161,7 +161,7 @@ class _Writing:
             file.mark(rows_of_it, vector.action)
         self.positions.files.update({file.path: file for file in new})
 
-    def commit(self, actions: Sequence[Action], operation: str, commit: Commit) -> None:
+    def commit(self, actions: Sequence[Action], operation: str, commit: CommitInfo) -> None:
         """Commit actions; then the positions are those of their version."""
         features.expect_ours(self.table)
         self.positions.version = self._mirror.put(self._files, actions, operation, commit)
@@ -190,7 +190,7 @@ class _Change:
         stale = self._stale(batch.rows[SEQ].combine_chunks())
         if batch.unchanged:
             batch = self._filled(batch)
-        new = only(Batch(batch.rows, batch.deleted, {}), pc.invert(stale))
+        new = only(ChangeBatch(batch.rows, batch.deleted, {}), pc.invert(stale))
         self.rows = new.rows.filter(pc.invert(new.deleted))
 
     def _stale(self, seqs: pa.Array) -> pa.BooleanArray:
@@ -211,7 +211,7 @@ class _Change:
         self.found = [found for found in self.found if len(found.rows)]
         return stale
 
-    def _filled(self, batch: Batch) -> Batch:
+    def _filled(self, batch: ChangeBatch) -> ChangeBatch:
         """Return the batch with values that were not sent filled from the stored rows."""
         names = [*batch.unchanged, EXACT]
         schema = pa.schema([batch.rows.schema.field(name) for name in names])
@@ -252,7 +252,7 @@ class _Tidying:
                 self._groups.append(small)
             least = size
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: CommitInfo) -> None:
         if not self._groups:
             return
         writing = self._writing

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from lockstep.sinks.delta import keys, lake
 from lockstep.sinks.delta.layout import EXACT, SEQ
-from lockstep.sinks.delta.rows import Batch, only
+from lockstep.sinks.delta.rows import ChangeBatch, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,12 +28,12 @@ LOOKED_BYTES: Final = 64 << 20
 class Work(NamedTuple):
     """Changes to a mirror, and how it keeps its rows."""
 
-    batch: Batch
+    batch: ChangeBatch
     key: tuple[str, ...]
     truncated: int | None  # the seq below which all stored rows are deleted
     soft: bool  # a deleted row stays, marked
     history: bool  # every version of a row stays
-    before: Batch | None = None  # for a table without a key: old rows, NULLs if there is none
+    before: ChangeBatch | None = None  # for a table without a key: old rows, NULLs if there is none
     truncates: tuple[Change, ...] = ()  # for a history, which keeps the versions that they end
 
     @property
@@ -57,7 +57,7 @@ class Work(NamedTuple):
         )
 
 
-def filled(table: DeltaTable, batch: Batch, key: Sequence[str]) -> Batch:
+def filled(table: DeltaTable, batch: ChangeBatch, key: Sequence[str]) -> ChangeBatch:
     """Return the batch with values that were not sent filled from the stored rows."""
     if not batch.unchanged:
         return batch
@@ -87,7 +87,7 @@ def _matching(parts: list[pa.Table], wanted: pa.Table, key: Sequence[str]) -> pa
     return stored.filter(pc.is_in(theirs, value_set=mine))
 
 
-def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
+def merged(batch: ChangeBatch, stored: pa.Table, places: pa.Array) -> ChangeBatch:
     """Return the batch with values of `stored`; `places` has the stored row of each row."""
     rows, kept = batch.rows, stored.take(places)
     odd = kept[EXACT].combine_chunks()
@@ -102,7 +102,7 @@ def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
     if exact is not None:
         place = rows.schema.get_field_index(EXACT)
         rows = rows.set_column(place, EXACT, pa.array(exact, rows.schema.field(place).type))
-    return Batch(rows, batch.deleted, {})
+    return ChangeBatch(rows, batch.deleted, {})
 
 
 def any_of(values: Iterable[pa.BooleanArray]) -> pa.BooleanArray:

@@ -44,7 +44,7 @@ _JSON: Final = "application/json"
 logging.getLogger("opensearch").setLevel(logging.CRITICAL)
 
 
-class Answer(NamedTuple):
+class IndexAnswer(NamedTuple):
     """An accepted status, and the body."""
 
     status: int  # 200 stands for every 2xx
@@ -96,7 +96,7 @@ class OpenSearchClient:
         *,
         fine: tuple[int, ...] = (),
         **parameters: str,
-    ) -> Answer:
+    ) -> IndexAnswer:
         """Return the answer if its status is 2xx or `fine`; raise otherwise.
 
         A body of bytes is sent unchanged, as lines of JSON; any other as JSON.
@@ -110,13 +110,13 @@ class OpenSearchClient:
         except TransportError as error:
             status = error.status_code
             if isinstance(status, int) and status in fine:
-                return Answer(status, _body(error))
+                return IndexAnswer(status, _body(error))
             raise self._translated(error, f"{method} {path}") from error
         except OpenSearchException as error:
             raise InvariantError(
                 f"the client of OpenSearch raised {type(error).__name__}"
             ) from error
-        return Answer(200, text or "")
+        return IndexAnswer(200, text or "")
 
     def create_index(self, name: str, settings: object, mappings: object, *aliases: str) -> None:
         """Create an index with its aliases in one request, unless it exists."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.sinks.contract import Applied
 from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
-from lockstep.sinks.opensearch.record import Build, FollowerRecords, Record
+from lockstep.sinks.opensearch.record import Build, FollowerRecords, IndexRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockstep.sinks.opensearch")
 
 
-def generations(record: Record | None) -> Mapping[int, Applied | None]:
+def generations(record: IndexRecord | None) -> Mapping[int, Applied | None]:
     """Return every generation and its applied frontier."""
     builds = record.builds if record else {}
     return {
@@ -36,7 +36,7 @@ def generations(record: Record | None) -> Mapping[int, Applied | None]:
 def switch(records: FollowerRecords, indices: Indices, generation: int) -> None:
     """Switch readers to a generation."""
 
-    def begin(record: Record) -> bool:
+    def begin(record: IndexRecord) -> bool:
         build = record.build(generation)
         if build is None:
             raise _unknown(records.follower, generation)
@@ -73,7 +73,7 @@ def _seq(applied: dict[str, Any]) -> int:
     return seq
 
 
-def finish_switch(records: FollowerRecords, indices: Indices, record: Record) -> Record:
+def finish_switch(records: FollowerRecords, indices: Indices, record: IndexRecord) -> IndexRecord:
     """Move the aliases to the current generation, if a switch was not finished."""
     if not record.switching:
         return record
@@ -86,7 +86,7 @@ def finish_switch(records: FollowerRecords, indices: Indices, record: Record) ->
     held = indices.shown(aliases)
     indices.show((alias, to.get(alias), held[alias]) for alias in sorted(aliases))
 
-    def end(found: Record) -> bool:
+    def end(found: IndexRecord) -> bool:
         if not found.switching or found.generation != record.generation:
             return False
         found.switching = False
@@ -95,7 +95,7 @@ def finish_switch(records: FollowerRecords, indices: Indices, record: Record) ->
     return records.change(end)
 
 
-def clear_other_aliases(records: FollowerRecords, indices: Indices, record: Record) -> None:
+def clear_other_aliases(records: FollowerRecords, indices: Indices, record: IndexRecord) -> None:
     """Remove readers' aliases from indices of generations that are not current.
 
     A writer may have set one there during a switch, before it noticed the switch.
@@ -140,7 +140,7 @@ def drop(
 ) -> None:
     """Delete what only that generation has."""
 
-    def remove(record: Record) -> bool:
+    def remove(record: IndexRecord) -> bool:
         if record.generation == generation:
             raise ConfigError(
                 f"readers of {records.follower} see generation {generation}",

@@ -60,14 +60,14 @@ class _Failure(msgspec.Struct):
     cause: Reason = Reason()
 
 
-class Document(msgspec.Struct):
+class IndexedDocument(msgspec.Struct):
     id: str = msgspec.field(name="_id")
     version: int = msgspec.field(name="_version", default=0)
     source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw())
 
 
 class _Hits(msgspec.Struct):
-    hits: list[Document]
+    hits: list[IndexedDocument]
 
 
 class _Page(msgspec.Struct):
@@ -172,7 +172,7 @@ class Indices:
         found = msgspec.json.decode(answer.body or "{}", type=dict[str, Any])
         return {index: about["settings"]["index"]["uuid"] for index, about in found.items()}
 
-    def contents(self, index: TableIndex) -> Iterator[Document]:
+    def contents(self, index: TableIndex) -> Iterator[IndexedDocument]:
         """Yield every document of an index, with its version."""
         self.refresh([index.name])
         body = {"size": _PAGE, "sort": ["_doc"], "version": True}

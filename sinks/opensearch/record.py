@@ -112,7 +112,7 @@ def new_build(only: frozenset[str] | None = None) -> Build:
     return Build(token=uuid.uuid4().hex, only=None if only is None else sorted(only))
 
 
-class Record(msgspec.Struct):
+class IndexRecord(msgspec.Struct):
     """The complete record."""
 
     follower: str
@@ -149,7 +149,7 @@ class Record(msgspec.Struct):
 
 
 class _Stored(msgspec.Struct):
-    source: Record = msgspec.field(name="_source")
+    source: IndexRecord = msgspec.field(name="_source")
     seq_no: int = msgspec.field(name="_seq_no")
     term: int = msgspec.field(name="_primary_term")
 
@@ -167,7 +167,7 @@ class _Written(msgspec.Struct):
     term: int = msgspec.field(name="_primary_term")
 
 
-_decode_record: Final = msgspec.json.Decoder(Record).decode
+_decode_record: Final = msgspec.json.Decoder(IndexRecord).decode
 _decode_stored: Final = msgspec.json.Decoder(_Stored).decode
 _decode_format: Final = msgspec.json.Decoder(_StoredFormat).decode
 _decode_written: Final = msgspec.json.Decoder(_Written).decode
@@ -190,7 +190,7 @@ class FollowerRecords:
         self._client, self._alias = client, alias
         self.follower, self.pipeline = follower, pipeline
         self.generation, self._token, self.is_shadow = opened
-        self._known: tuple[Record, int, int] | None = None
+        self._known: tuple[IndexRecord, int, int] | None = None
 
     @property
     def opened(self) -> tuple[int | None, str | None, bool]:
@@ -201,7 +201,7 @@ class FollowerRecords:
         """Bind this copy to that generation."""
         self.generation, self._token = generation, build.token
 
-    def own_build(self, record: Record) -> Build:
+    def own_build(self, record: IndexRecord) -> Build:
         """Return this copy's generation; raise if it was replaced or is no longer current."""
         if self.generation is None:
             self.generation = record.generation
@@ -217,10 +217,10 @@ class FollowerRecords:
     def build(self) -> Build:
         return self.own_build(self.known)
 
-    def first(self, generation: int) -> Record:
+    def first(self, generation: int) -> IndexRecord:
         """Return a record with a single empty generation."""
         builds = {str(generation): new_build()}
-        return Record(self.follower, self.pipeline, generation, builds=builds)
+        return IndexRecord(self.follower, self.pipeline, generation, builds=builds)
 
     def prepare(self) -> None:
         """Create the index of records if there is none."""
@@ -233,7 +233,7 @@ class FollowerRecords:
                 self._alias,
             )
 
-    def load(self) -> Record | None:
+    def load(self) -> IndexRecord | None:
         """Read and return the record; None if there is none."""
         answer = self._client.call("GET", self._path, fine=_MISSING)
         if answer.status in _MISSING:
@@ -258,25 +258,25 @@ class FollowerRecords:
         return _decode_format(answer.body).source.format
 
     @property
-    def known(self) -> Record:
+    def known(self) -> IndexRecord:
         """The last record that was read or written; read it if there is none yet."""
         if self._known is None and self.load() is None:
             raise StoreLostError(f"{self._alias} has lost the record of {self.follower}")
         assert self._known is not None
         return self._known[0]
 
-    def create(self, record: Record) -> None:
+    def create(self, record: IndexRecord) -> None:
         """Write the first record; if another copy was faster, keep its record."""
         record.show()
         if not self._put(record, op_type="create"):
             self.load()
 
-    def replace(self, record: Record) -> None:
+    def replace(self, record: IndexRecord) -> None:
         """Write the record over any existing one."""
         record.show()
         self._put(record)
 
-    def change(self, do: Callable[[Record], bool]) -> Record:
+    def change(self, do: Callable[[IndexRecord], bool]) -> IndexRecord:
         """Return the record after `do` has changed it; `do` returns whether it changed anything.
 
         `do` may be called again with another copy's version of the record. It always ends with the
@@ -297,7 +297,7 @@ class FollowerRecords:
             hint="check what else writes to it",
         )
 
-    def _copied(self) -> Record:
+    def _copied(self) -> IndexRecord:
         return _decode_record(msgspec.json.encode(self.known))
 
     def is_newest(self) -> bool:
@@ -310,7 +310,7 @@ class FollowerRecords:
             and (before[1:] == self._known[1:])
         )
 
-    def _put(self, record: Record, **how: str) -> bool:
+    def _put(self, record: IndexRecord, **how: str) -> bool:
         """Write the record; return False if another copy wrote first."""
         answer = self._client.call(
             "PUT", self._path, record, fine=(409, *_MISSING), require_alias="true", **how

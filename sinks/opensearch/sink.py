@@ -40,7 +40,13 @@ from lockstep.sinks.opensearch.generations import (
 )
 from lockstep.sinks.opensearch.indices import Indices
 from lockstep.sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
-from lockstep.sinks.opensearch.record import Build, FollowerRecords, Record, new_build, to_record
+from lockstep.sinks.opensearch.record import (
+    Build,
+    FollowerRecords,
+    IndexRecord,
+    new_build,
+    to_record,
+)
 from lockstep.sinks.opensearch.tables import OpenSearchOptions, WrittenTables
 
 if TYPE_CHECKING:
@@ -133,7 +139,7 @@ class OpenSearchSink:
         if not versions:  # nothing will be written
             return
 
-        def raise_reached(record: Record) -> bool:
+        def raise_reached(record: IndexRecord) -> bool:
             build = self._records.own_build(record)
             if above is not None:
                 applied_seq = build.applied["seq"] if build.applied else 0
@@ -178,7 +184,7 @@ class OpenSearchSink:
                     (table.alias, table.target.name, [table.now.name]) for table in moves.values()
                 )
 
-        def advance(record: Record) -> bool:
+        def advance(record: IndexRecord) -> bool:
             build = self._records.own_build(record)
             self._refuse_other_targets(build)
             for name, moved in moves.items():
@@ -259,13 +265,13 @@ class OpenSearchSink:
 
     # --- within ---
 
-    def _ensure_build(self, record: Record) -> tuple[int, Build]:
+    def _ensure_build(self, record: IndexRecord) -> tuple[int, Build]:
         """Return this copy's generation; create it if it is missing."""
         if self._shadow is None:
             return record.generation, record.builds[str(record.generation)]
         generation, tables = self._shadow
 
-        def add(found: Record) -> bool:
+        def add(found: IndexRecord) -> bool:
             if found.build(generation):
                 return False
             found.builds[str(generation)] = new_build(tables)
@@ -301,7 +307,7 @@ class OpenSearchSink:
                 return
 
     def _mark_lost(self, names: frozenset[str]) -> None:
-        def mark(record: Record) -> bool:
+        def mark(record: IndexRecord) -> bool:
             tables = self._records.own_build(record).tables
             changed = [table for name, table in tables.items() if table.lost != (name in names)]
             for table in changed:

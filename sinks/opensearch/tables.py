@@ -18,7 +18,7 @@ from lockstep.sinks.contract import expect_key
 from lockstep.sinks.opensearch.bulk import Action, Refused, send
 from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
 from lockstep.sinks.opensearch.mapping import alias, digest, properties
-from lockstep.sinks.opensearch.record import FollowerRecords, Record, TableIndex, TableIndices
+from lockstep.sinks.opensearch.record import FollowerRecords, IndexRecord, TableIndex, TableIndices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ class WrittenTables:
         if not key or table.key is not None:
             return
 
-        def note(record: Record) -> bool:
+        def note(record: IndexRecord) -> bool:
             table = self._records.own_build(record).tables[name]
             if table.key is None:
                 table.key = key
@@ -113,7 +113,7 @@ class WrittenTables:
         public = self._options.aliases.get(version.name)
         public = public or alias(self._options.prefix, version)
 
-        def add(record: Record) -> bool:
+        def add(record: IndexRecord) -> bool:
             build = self._records.own_build(record)
             if version.name in build.tables:
                 return False
@@ -127,7 +127,7 @@ class WrittenTables:
         """Start another index for the table: empty, for a truncate at this seq, or a copy."""
         seen = self._records.build.tables[version.name].made
 
-        def replace(record: Record) -> bool:
+        def replace(record: IndexRecord) -> bool:
             table = self._records.own_build(record).tables[version.name]
             if table.made != seen:  # another copy has done the same
                 return False
@@ -156,7 +156,7 @@ class WrittenTables:
         if not index.filled:
             self._fill(LetterOwner(table.origin, version.name), table.source or table.now, index)
 
-        def note(record: Record) -> bool:
+        def note(record: IndexRecord) -> bool:
             table = self._records.own_build(record).tables[version.name]
             target = table.target
             if target.name != index.name or (target.uuid, target.filled) == (uuid, True):
@@ -166,7 +166,7 @@ class WrittenTables:
 
         return self._changed(note, version)
 
-    def _changed(self, do: Callable[[Record], bool], version: Version) -> TableIndices:
+    def _changed(self, do: Callable[[IndexRecord], bool], version: Version) -> TableIndices:
         return self._records.own_build(self._records.change(do)).tables[version.name]
 
     def _fill(self, owner: LetterOwner, old: TableIndex, new: TableIndex) -> None:
@@ -187,7 +187,7 @@ class WrittenTables:
         """
         self.dead.put(owner, index.name, refused)
 
-        def count(record: Record) -> bool:
+        def count(record: IndexRecord) -> bool:
             self._records.own_build(record).letters += len(refused)
             return True
 

@@ -16,7 +16,7 @@ import msgspec
 from cdc.errors import ConfigError
 from lockstep.sinks.contract import Change, Changes, Version
 from lockstep.sinks.redis.names import Names
-from lockstep.sinks.shapes import Placer, Shape, Shaper
+from lockstep.sinks.shapes import Placer, RowShape, Shaper
 
 # How many changes and how many bytes a call has at most: while a server runs one, for a few
 # milliseconds, it does nothing else, and it accepts at most a million arguments.
@@ -34,7 +34,7 @@ Operation: TypeAlias = tuple[int, tuple[bytes, ...], tuple[bytes, ...]]
 class Layout(NamedTuple):
     """How the rows of a table are stored in one build; recorded in the store itself."""
 
-    shape: Shape
+    shape: RowShape
     form: str  # the form in the scripts: `plain`, or the shape's form
     moves: str  # "", or the kind of holder of a place: `place`, or the `claims` of members
     # Whether the index has had every existing row since the build's first. Versions without an
@@ -57,7 +57,7 @@ class StoredTable:
     """A version of a table, with its layout in one build."""
 
     def __init__(
-        self, names: Names, prefix: str, shape: Shape, version: Version, life_seconds: int
+        self, names: Names, prefix: str, shape: RowShape, version: Version, life_seconds: int
     ) -> None:
         self.names, self.version = names, version
         self.shaper = Shaper(shape, version, prefix)

@@ -56,7 +56,7 @@ class Call(NamedTuple):
     arguments: Sequence[bytes]
 
 
-class Client:
+class RedisClient:
     """One connection per server, opened at the first use."""
 
     def __init__(self, url: str, *, cluster: bool, answer_seconds: float) -> None:

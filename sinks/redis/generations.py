@@ -19,7 +19,7 @@ import msgspec
 
 from cdc.errors import ConfigError
 from lockstep.sinks.redis.calls import Layout
-from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.health import evicts, raise_sentinels
 from lockstep.sinks.redis.names import Companion, Names, slot_of
 from lockstep.sinks.redis.rows import key_of
@@ -39,7 +39,7 @@ from lockstep.sinks.redis.state import (
     sortable,
     step_of,
 )
-from lockstep.sinks.shapes import Placer, Shape
+from lockstep.sinks.shapes import Placer, RowShape
 
 UNENDED: Final = b"f" * 16  # above every seq
 
@@ -49,7 +49,7 @@ _DELETE_ROWS = Script(DELETE_ROWS)
 
 
 def switch(
-    client: Client, names: Names, prefix: str, generation: int, shapes: Mapping[str, Shape]
+    client: RedisClient, names: Names, prefix: str, generation: int, shapes: Mapping[str, RowShape]
 ) -> None:
     """Switch readers to a generation; do nothing if they see it.
 
@@ -70,7 +70,7 @@ def switch(
         fields = finish_switch(client, names, prefix, fields_of(client, names))
 
 
-def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> Fields:
+def finish_switch(client: RedisClient, names: Names, prefix: str, fields: Fields) -> Fields:
     """Continue a switch that is in progress, and return the follower's key after it.
 
     Several processes may do so concurrently: one that lags moves nothing, and reads the step that
@@ -82,7 +82,7 @@ def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> 
     return fields
 
 
-def _take_step(client: Client, names: Names, prefix: str, fields: Fields) -> None:
+def _take_step(client: RedisClient, names: Names, prefix: str, fields: Fields) -> None:
     """Advance a switch by one step.
 
     In a cluster the sentinels get the step before anything is moved, so that each slot rejects
@@ -152,7 +152,7 @@ def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[byt
 
 
 def _advance(
-    client: Client, names: Names, fields: Fields, new: int, becomes: bytes, more: list[bytes]
+    client: RedisClient, names: Names, fields: Fields, new: int, becomes: bytes, more: list[bytes]
 ) -> None:
     """Make one step of a switch; another copy may have made it before."""
     guard = (b"%d:token" % new, fields[b"%d:token" % new], fields[b"current"])
@@ -172,7 +172,7 @@ class _Move(NamedTuple):
     after: int
 
 
-def _move(client: Client, names: Names, prefix: str, fields: Fields, move: _Move) -> None:
+def _move(client: RedisClient, names: Names, prefix: str, fields: Fields, move: _Move) -> None:
     layout = layouts_of(fields, move.build).get(move.table)
     if layout is None or move.before == move.after:
         return
@@ -195,7 +195,7 @@ def _move(client: Client, names: Names, prefix: str, fields: Fields, move: _Move
 
 
 def _places(
-    client: Client, names: Names, prefix: str, layout: Layout, move: _Move
+    client: RedisClient, names: Names, prefix: str, layout: Layout, move: _Move
 ) -> Iterator[list[bytes]]:
     """Yield the places of a table's rows in a build, some twice."""
     table = move.table
@@ -215,7 +215,7 @@ def _places(
             yield [each for each in stored if each is not None]
 
 
-def drop(client: Client, names: Names, generation: int) -> None:
+def drop(client: RedisClient, names: Names, generation: int) -> None:
     """Delete what only that generation has."""
     fields = fields_of(client, names)
     if not fields:
@@ -244,7 +244,7 @@ def drop(client: Client, names: Names, generation: int) -> None:
 _OF_BUILDS: Final = (b"layout", b"key", b"floor", b"buckets")
 
 
-def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]) -> None:
+def clear(client: RedisClient, names: Names, prefix: str, shapes: Mapping[str, RowShape]) -> None:
     """Delete the remains of a follower whose store was lost, and its own key."""
     fields = fields_of(client, names)
     # A missing key, or one created since the loss, does not show which values readers saw.
@@ -264,14 +264,14 @@ def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]
         client.ask_all([(b"UNLINK", name) for name in others], [names.slot(n) for n in others])
     if evicts(client) == "allkeys":  # values may have lost their companions
         for table in tables - {name for name, shape in shapes.items() if shape.key}:
-            for found in client.scan(names.values(Placer(Shape(), prefix, table).head, None)):
+            for found in client.scan(names.values(Placer(RowShape(), prefix, table).head, None)):
                 slots = [names.slot(name) for name in found]
                 client.ask_all([(b"UNLINK", name) for name in found], slots)
     client.ask("DEL", names.main)
 
 
 def _clear_unknown(
-    client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape], fields: Fields
+    client: RedisClient, names: Names, prefix: str, shapes: Mapping[str, RowShape], fields: Fields
 ) -> None:
     """Delete the values, companions and indexes of builds not in the follower's key."""
     known = {build for each in generations_of(fields) for build in builds_of(fields, each).values()}
@@ -284,10 +284,10 @@ def _clear_unknown(
 
 
 def _clear(
-    client: Client,
+    client: RedisClient,
     names: Names,
     prefix: str,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, RowShape],
     fields: Fields,
     found: Iterable[tuple[bytes, Companion]],
 ) -> None:
@@ -295,7 +295,7 @@ def _clear(
     by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
     for name, parsed in found:
         layout = layouts_of(fields, parsed.build).get(parsed.table)
-        shape = layout.shape if layout else shapes.get(parsed.table, Shape())
+        shape = layout.shape if layout else shapes.get(parsed.table, RowShape())
         place = Placer(shape, prefix, parsed.table).place(parsed.key)
         by_slot[names.slot(name)].append((name, place))
     calls = (

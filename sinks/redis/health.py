@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from cdc.errors import ConfigError, StoreLostError
 from lockstep.sinks.redis.calls import StoredTable
-from lockstep.sinks.redis.client import Client
+from lockstep.sinks.redis.client import RedisClient
 from lockstep.sinks.redis.names import SLOTS, Names
 from lockstep.sinks.redis.scripts import RAISE_SENTINEL, RAISE_SEQ, TOKEN_LENGTH
 
@@ -15,7 +15,7 @@ _CHECKED_SLOTS: Final = range(0, SLOTS, 128)
 _REBUILT: Final = "the follower builds it again from the log"
 
 
-def evicts(client: Client) -> Evicts:
+def evicts(client: RedisClient) -> Evicts:
     """Return which keys the servers may evict: none, those with a TTL, all."""
     found: Evicts = ""
     for memory in client.info("memory"):
@@ -42,7 +42,9 @@ def refuse_eviction(stored_table: StoredTable, found: Evicts) -> None:
 # --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---
 
 
-def raise_sentinels(client: Client, names: Names, sentinel: bytes, *, new: bool = False) -> None:
+def raise_sentinels(
+    client: RedisClient, names: Names, sentinel: bytes, *, new: bool = False
+) -> None:
     """Raise every slot's sentinel in a cluster to this one; `new`: sentinels may be missing."""
     if names.cluster:
         slots, last = range(SLOTS), b"new" if new else b""
@@ -52,7 +54,7 @@ def raise_sentinels(client: Client, names: Names, sentinel: bytes, *, new: bool 
         )
 
 
-def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
+def check_slots(client: RedisClient, names: Names, sentinel: bytes) -> None:
     """Raise StoreLostError if a server of a cluster has lost its sentinels.
 
     Checks some slots of each server: a server loses all of its slots, and a write checks its own.
@@ -67,7 +69,7 @@ def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
         )
 
 
-def raise_seq(client: Client, names: Names, generation: int, seq: int) -> None:
+def raise_seq(client: RedisClient, names: Names, generation: int, seq: int) -> None:
     """Record on every server of a cluster that it has a generation's rows up to a seq.
 
     Done after these rows, and before the follower's own key has the seq: a server that has lost its
@@ -79,7 +81,7 @@ def raise_seq(client: Client, names: Names, generation: int, seq: int) -> None:
         client.ask_all([(b"EVAL", script, b"1", name, text) for _, name in at], _CHECKED_SLOTS)
 
 
-def expect_seq(client: Client, names: Names, generation: int, frontier: bytes) -> None:
+def expect_seq(client: RedisClient, names: Names, generation: int, frontier: bytes) -> None:
     """Raise StoreLostError if a server of a cluster lacks rows of the frontier `frontier`."""
     if names.cluster and frontier:
         asked = [(b"GET", names.frontier(generation, slot)) for slot in _CHECKED_SLOTS]
@@ -91,12 +93,12 @@ def expect_seq(client: Client, names: Names, generation: int, frontier: bytes) -
             )
 
 
-def refuse_orphans(client: Client, names: Names) -> None:
+def refuse_orphans(client: RedisClient, names: Names) -> None:
     """Raise StoreLostError if a cluster has the follower's data but not its own key."""
     if any(_sentinels(client, names)):
         raise StoreLostError("the Redis cluster has lost the follower's frontier", hint=_REBUILT)
 
 
-def _sentinels(client: Client, names: Names) -> list[bytes | None]:
+def _sentinels(client: RedisClient, names: Names) -> list[bytes | None]:
     slots = sorted({*_CHECKED_SLOTS, *client.first_slots()}) if names.cluster else []
     return client.ask_all([(b"GET", names.sentinel(slot)) for slot in slots], slots)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from lockstep.sinks.redis.calls import StoredTable, TargetBuild
-from lockstep.sinks.redis.client import Client
+from lockstep.sinks.redis.client import RedisClient
 from lockstep.sinks.redis.state import buckets_field
 
 # How many buckets are read at a time, and about how many keys of each.
@@ -34,7 +34,7 @@ def recorded(stored: bytes) -> list[int]:
 
 
 def companions(
-    client: Client, stored_table: StoredTable, target: TargetBuild
+    client: RedisClient, stored_table: StoredTable, target: TargetBuild
 ) -> Iterator[list[bytes]] | None:
     """Return the names of the companions of all existing rows; None if the index lacks some."""
     if not target.indexed:
@@ -49,7 +49,7 @@ def companions(
 
 
 def _companions(
-    client: Client, stored_table: StoredTable, target: TargetBuild, buckets: Sequence[int]
+    client: RedisClient, stored_table: StoredTable, target: TargetBuild, buckets: Sequence[int]
 ) -> Iterator[list[bytes]]:
     names, table, build = stored_table.names, stored_table.version.name, target.build
     for first in range(0, len(buckets), _BUCKETS_AT_ONCE):

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.sinks.redis.calls import DELETED, Operation, StoredTable, TargetBuild
-from lockstep.sinks.redis.client import Call, Client
+from lockstep.sinks.redis.client import Call, RedisClient
 from lockstep.sinks.redis.state import floor_field
 
 
 def stored_rows(
-    client: Client,
+    client: RedisClient,
     stored_table: StoredTable,
     target: TargetBuild,
     keys: Sequence[bytes],
@@ -61,7 +61,10 @@ def _is_there(version: bytes | None) -> bool:
 
 
 def count_newer(
-    client: Client, stored_table: StoredTable, target: TargetBuild, operations: Sequence[Operation]
+    client: RedisClient,
+    stored_table: StoredTable,
+    target: TargetBuild,
+    operations: Sequence[Operation],
 ) -> int:
     """Return how many of one server's operations will apply: the stored row is older or missing."""
     plain = stored_table.layout.form == "plain"
@@ -77,7 +80,7 @@ def count_newer(
 
 
 def _values(
-    client: Client,
+    client: RedisClient,
     stored_table: StoredTable,
     target: TargetBuild,
     places: Sequence[tuple[int, bytes, bytes, bytes]],
@@ -105,7 +108,7 @@ def _values(
 
 
 def _seen(
-    client: Client,
+    client: RedisClient,
     stored_table: StoredTable,
     target: TargetBuild,
     places: Sequence[tuple[int, bytes, bytes, bytes]],

@@ -47,7 +47,7 @@ from lockstep.sinks.redis.calls import (
     gathered,
     key_of_rows,
 )
-from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.generations import UNENDED, clear, drop, finish_switch, switch
 from lockstep.sinks.redis.names import Names, slot_of
 from lockstep.sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
@@ -81,7 +81,7 @@ from lockstep.sinks.redis.state import (
     sortable,
     state_of,
 )
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.shapes import RowShape
 
 # The most changes in one call with the frontier: it blocks the server for about ten milliseconds.
 SMALL_CHANGES: Final = 3_000
@@ -93,14 +93,14 @@ _ADD_BUCKETS = Script(ADD_BUCKETS)
 _DELETE_BELOW_FLOOR, _DELETE_ORPHANS = Script(DELETE_BELOW_FLOOR), Script(DELETE_ORPHANS)
 
 
-class Settings(NamedTuple):
+class RedisSettings(NamedTuple):
     """The configuration of a follower in Redis."""
 
     url: str
     prefix: str
     follower: str
     cluster: bool = False
-    shapes: Mapping[str, Shape] = {}
+    shapes: Mapping[str, RowShape] = {}
     tombstone_seconds: int = 24 * 3600
     answer_seconds: float = 60.0  # a server that forks to save is blocked for seconds
 
@@ -111,7 +111,7 @@ class RedisSink:
     complete_rows = True
     parallel = True
 
-    def __init__(self, settings: Settings, shadow: ShadowBuild | None = None) -> None:
+    def __init__(self, settings: RedisSettings, shadow: ShadowBuild | None = None) -> None:
         self._settings, self._shadow = settings, shadow
         self._names = Names(settings.prefix, settings.follower, cluster=settings.cluster)
         self._client = self._connect()
@@ -137,10 +137,10 @@ class RedisSink:
         self.__dict__ |= state
         self._client = self._connect()
 
-    def _connect(self) -> Client:
+    def _connect(self) -> RedisClient:
         settings = self._settings
         seconds = settings.answer_seconds
-        return Client(settings.url, cluster=settings.cluster, answer_seconds=seconds)
+        return RedisClient(settings.url, cluster=settings.cluster, answer_seconds=seconds)
 
     def open(self) -> StoreState | None:
         self._cut, self._indexed, self._buckets, self._keys = None, {}, {}, {}
@@ -359,7 +359,7 @@ class RedisSink:
         stored_table = self._tables.get(version.schema_id)
         if stored_table is None or stored_table.version != version:
             settings = self._settings
-            shape = settings.shapes.get(version.name, Shape())
+            shape = settings.shapes.get(version.name, RowShape())
             life = settings.tombstone_seconds
             stored_table = StoredTable(self._names, settings.prefix, shape, version, life)
             health.refuse_eviction(stored_table, self._evicts)

@@ -22,7 +22,7 @@ import msgspec
 from cdc.errors import StoreLostError, SwitchedError
 from lockstep.sinks.contract import Applied, StoreState
 from lockstep.sinks.redis.calls import Layout, TargetBuild, decoded_layout
-from lockstep.sinks.redis.client import Call, Client, Script
+from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.names import Names, slot_of
 from lockstep.sinks.redis.scripts import CREATE_GENERATION
 
@@ -62,7 +62,7 @@ def build_of(builds: Mapping[str, int], table: str) -> int:
     return builds.get(table, builds.get(ALL, 0))
 
 
-def fields_of(client: Client, names: Names) -> Fields:
+def fields_of(client: RedisClient, names: Names) -> Fields:
     """Return all fields of the key."""
     return pairs(client.ask("HGETALL", names.main))
 
@@ -74,7 +74,7 @@ def pairs(answer: Any) -> Fields:  # noqa: ANN401 - the client makes a dict of i
     return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
-def create(client: Client, names: Names, generation: int, builds: Mapping[str, int]) -> Fields:
+def create(client: RedisClient, names: Names, generation: int, builds: Mapping[str, int]) -> Fields:
     """Create a generation if it is missing; make it current if there is none."""
     arguments = (
         b"%d" % generation,
@@ -104,7 +104,7 @@ def state_of(fields: Fields, generation: int) -> GenerationState:
     )
 
 
-def reread(client: Client, names: Names, state: GenerationState) -> GenerationState:
+def reread(client: RedisClient, names: Names, state: GenerationState) -> GenerationState:
     """Return the current state of the same generation, for a sink that keeps it."""
     fields = fields_of(client, names)
     if fields.get(b"%d:token" % state.generation) != state.token:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import OvertakenError, StoreLostError
 from lockstep.sinks.sql.database import Database
-from lockstep.sinks.sql.tables import Tables
+from lockstep.sinks.sql.tables import SQLTables
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -38,7 +38,7 @@ class TableLoader:
         self.version, self._prefix = version, f"{_PREFIX}{rows}_"
         self._loaded = version._replace(table=f"{self._prefix}{token_hex(8)}")
         self._database = Database(url)
-        self._tables = Tables(self._database, schema)
+        self._tables = SQLTables(self._database, schema)
         with self._database.transaction() as connection:
             self._tables.adapt(connection, [self._loaded], version.key)
         self.close()
@@ -53,7 +53,7 @@ class TableLoader:
             raise self._overtaken from error
         return len(changes.changes)
 
-    def move(self, cut: Connection, tables: Tables) -> int:
+    def move(self, cut: Connection, tables: SQLTables) -> int:
         """Move the rows to the follower's table, with the cut; return how many were new to it."""
         self._expect_table(cut)
         moved = tables.take(cut, self.version, self._tables.place(self._loaded))

@@ -22,7 +22,7 @@ from cdc.errors import ConfigError, InvariantError, StoreLostError
 from lockstep.sinks.contract import Applied, StoreState, expect_alone, expect_key
 from lockstep.sinks.sql.database import Database, translated
 from lockstep.sinks.sql.loading import TableLoader
-from lockstep.sinks.sql.tables import Tables, decode_tables
+from lockstep.sinks.sql.tables import SQLTables, decode_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ class SqlSink:
             *(sa.Column(name, sa.Text) for name in ("lsn", "token", "applied", "tables")),
         )
         self._mine = self._frontiers.c.follower == self._follower
-        self._tables = Tables(self._database, settings.schema or "")
+        self._tables = SQLTables(self._database, settings.schema or "")
         self._token = ""
         self._versions: Sequence[Version] = ()  # of the cut
         self._cut: sa.Connection | None = None

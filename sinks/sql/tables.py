@@ -42,7 +42,7 @@ class KnownTable(msgspec.Struct):
 decode_tables: Final = msgspec.json.Decoder(dict[str, KnownTable]).decode
 
 
-class Tables:
+class SQLTables:
     """A follower's tables; `schema`, if given, has all of them."""
 
     def __init__(self, database: Database, schema: str) -> None:

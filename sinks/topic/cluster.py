@@ -19,7 +19,7 @@ from cdc.errors import ConfigError, StoreLostError
 from cdc.log import absence, limits, names, reader, topics
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 from cdc.log.publisher import BoundedPublisher
 from lockstep.sinks.topic.records import FOLLOWER, SEQ, TopicTable, decoded, owner_of
 
@@ -56,7 +56,7 @@ class TopicSettings(NamedTuple):
     follower: str
 
 
-class Cluster:
+class FollowerTopics:
     """The topics below one prefix."""
 
     def __init__(self, settings: TopicSettings) -> None:
@@ -247,7 +247,7 @@ class Cluster:
         return self._limits[topic]
 
     def records(
-        self, ranges: Mapping[Partition, Range]
+        self, ranges: Mapping[Partition, OffsetRange]
     ) -> Iterator[list[tuple[bytes, int, bytes | None]]]:
         """Yield the key, seq and value of each record in the ranges, in its partition's order."""
         for _, messages in self.consumer.pieces(ranges):

@@ -32,7 +32,7 @@ SET seq = excluded.seq, lsn = excluded.lsn, value = excluded.value WHERE exclude
 """
 
 
-class Record(NamedTuple):
+class TopicRow(NamedTuple):
     """A row of a topic, or its tombstone."""
 
     table: str
@@ -42,7 +42,7 @@ class Record(NamedTuple):
     value: bytes | None
 
 
-class Rows:
+class TopicRows:
     """Rows by table and key: those of the cut, in front of the stored ones."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Rows:
 
     # --- the cut ---
 
-    def put(self, changes: Iterable[Record]) -> None:
+    def put(self, changes: Iterable[TopicRow]) -> None:
         """Take changes of the cut; of one key, those with the highest seq."""
         self._db.execute("BEGIN")
         self._db.executemany(_PUT, changes)
@@ -113,10 +113,10 @@ class Rows:
     def end_cut(self) -> None:
         self._db.execute("DELETE FROM cut")
 
-    def changes(self) -> Iterator[Record]:
+    def changes(self) -> Iterator[TopicRow]:
         """Yield the cut's result, one record for each key, by seq."""
         for row in self._db.execute("SELECT place, key, seq, lsn, value FROM cut ORDER BY seq"):
-            yield Record(*row)
+            yield TopicRow(*row)
 
     # --- both ---
 

@@ -25,12 +25,12 @@ from cdc.errors import (
     StoreLostError,
 )
 from cdc.events import LSN
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from lockstep.sinks.contract import StoreState, expect_alone, expect_key
 from lockstep.sinks.topic import records
-from lockstep.sinks.topic.cluster import Cluster
+from lockstep.sinks.topic.cluster import FollowerTopics
 from lockstep.sinks.topic.records import Started, TopicFrontier
-from lockstep.sinks.topic.rows import Record, Rows
+from lockstep.sinks.topic.rows import TopicRow, TopicRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,11 +59,11 @@ class TopicSink:
 
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
-        self._cluster = Cluster(settings)
+        self._cluster = FollowerTopics(settings)
         self._known: tuple[TopicFrontier, Started] | None = None  # once it is opened
         self._token = ""
         self._cut: _Cut | None = None
-        self._rows: Rows | None = None
+        self._rows: TopicRows | None = None
         self._read: dict[tuple[str, int], int] = {}  # up to which offsets `_rows` has the topics
 
     def current(self) -> int | None:
@@ -143,7 +143,7 @@ class TopicSink:
             key, row = each.key or b"", each.row
             if len(key) + len(row or b"") > limit:
                 raise _too_large(version, each, limit)
-            made.append(Record(version.name, key, each.seq, each.commit_lsn, row))
+            made.append(TopicRow(version.name, key, each.seq, each.commit_lsn, row))
         self._stored.put(made)
         return len(new)
 
@@ -298,9 +298,9 @@ class TopicSink:
         cut.tables[name] = table.with_key(key)
 
     @property
-    def _stored(self) -> Rows:
+    def _stored(self) -> TopicRows:
         if self._rows is None:
-            self._rows = Rows()
+            self._rows = TopicRows()
         return self._rows
 
     def _synced(self, name: str) -> None:
@@ -311,7 +311,7 @@ class TopicSink:
 
     def _load(self, name: str, table: TopicTable) -> None:
         ranges = {
-            place: Range(self._read.get(place, 0), end)
+            place: OffsetRange(self._read.get(place, 0), end)
             for place, end in zip(table.partitions, table.ends, strict=True)
             if end > self._read.get(place, 0)
         }

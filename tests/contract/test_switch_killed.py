@@ -13,7 +13,7 @@ from lockstep.conformance.test_generations import lines, put, users
 from lockstep.sinks.contract import Generations
 from lockstep.sinks.delta import generations as delta_generations
 from lockstep.sinks.delta import lake
-from lockstep.sinks.delta.frontiers import Frontiers
+from lockstep.sinks.delta.frontiers import FrontierTable
 from lockstep.sinks.opensearch.client import OpenSearchClient
 
 # The steps of a switch in a store, in order: it may be killed before each of them.
@@ -21,7 +21,7 @@ STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
     "DeltaSink": (
         (lake, "copied"),
         (lake, "append"),
-        (Frontiers, "_append"),
+        (FrontierTable, "_append"),
         (delta_generations, "_delete"),
     ),
     "OpenSearchSink": ((OpenSearchClient, "call"),),

@@ -13,7 +13,7 @@ import pytest
 from cdc import failpoints
 from cdc.runtime import spark as files
 from lockstep.jobs.archiving import proving, running
-from lockstep.jobs.archiving.upkeep import Upkeep
+from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
@@ -61,5 +61,5 @@ def test_a_job_killed_at_any_step_archives_every_record_once(
 
 def plain(archived: Archived) -> None:
     """Archive without joining files."""
-    with patch.object(Upkeep, "tick"):
+    with patch.object(ArchiveUpkeep, "tick"):
         archived.reach()

@@ -13,7 +13,7 @@ import pytest
 
 from cdc.errors import Exit
 from cdc.log import topics
-from cdc.log.offsets import Question
+from cdc.log.offsets import OffsetsQuestion
 from cdc.log.partitions import Partition
 from cdc.playground.servers.stack import LocalStack
 from tests.faults.campaign import proxied_kafka
@@ -51,7 +51,7 @@ def _held(line: PipelineUnderTest) -> dict[Partition, int]:
     admin = topics.admin(line.config)
     existing = topics.existing(admin, line.config.prefix)
     data = {name: count for name, count in existing.items() if line.is_data(name)}
-    spans = Question(admin, data).answer().spans
+    spans = OffsetsQuestion(admin, data).answer().spans
     return {place: span.stable for place, span in spans.items() if span.stable < span.end}
 
 

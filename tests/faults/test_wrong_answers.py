@@ -18,7 +18,7 @@ from cdc.events import LSN
 from cdc.log import absence, names, reader, resume, topics
 from cdc.log.client import settings
 from cdc.log.frontiers import record
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.records import FrontierRecord
 from cdc.operate.commands.setup import set_up
@@ -222,16 +222,16 @@ def test_an_open_transaction_hides_records_and_is_no_gap(pipeline: NewPipeline) 
     assert reader.written_ends(line.config, [place])[place] > end + 1
     with closing(RangeReader(line.config)) as ranges:
         with pytest.raises(UnavailableError, match=r"held back .* by a transaction that is open"):
-            ranges.expect_complete((topic_name, 0), Range(0, end + 3))
+            ranges.expect_complete((topic_name, 0), OffsetRange(0, end + 3))
         held.abort_transaction(60.0)
         wait_until(lambda: not raises(ranges, (topic_name, 0), end + 3), "it stays held")
         with pytest.raises(GapError, match="should reach"):
-            ranges.expect_complete((topic_name, 0), Range(0, 1_000_000))
+            ranges.expect_complete((topic_name, 0), OffsetRange(0, 1_000_000))
 
 
 def raises(ranges: RangeReader, place: tuple[str, int], end: int) -> bool:
     try:
-        ranges.expect_complete(place, Range(0, end))
+        ranges.expect_complete(place, OffsetRange(0, end))
     except UnavailableError:
         return True
     return False

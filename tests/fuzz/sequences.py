@@ -19,7 +19,7 @@ from cdc.decode.frames import PADDING, content_end
 from cdc.decode.messages import Relation
 from cdc.errors import CDCError
 from cdc.events import LSN
-from cdc.sequence.in_progress import InProgress
+from cdc.sequence.in_progress import OpenTransactions
 from cdc.sequence.spool import Spool
 from cdc.sequence.state import Pause, Step
 from tests.golden.reading import RECORDINGS, load
@@ -40,7 +40,7 @@ class _Walk:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.in_progress = InProgress(_spool())
+        self.in_progress = OpenTransactions(_spool())
         self._stream = PlayedStream([])
 
     def take(self, chunk: bytes, *, streamed: bool = False) -> None:

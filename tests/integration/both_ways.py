@@ -29,7 +29,7 @@ from cdc.log.records import SchemaRecord
 from cdc.sequence.relation_request import RelationRequest
 from cdc.sequence.relations import Relations
 from cdc.snapshot.initial import plan as plans
-from cdc.snapshot.initial.rows import Rows, transaction
+from cdc.snapshot.initial.rows import RangeRows, transaction
 from cdc.snapshot.initial.task import masks, prove, range_query
 from cdc.source.connection import connect, take_any_text
 from cdc.source.copying import Copying
@@ -161,7 +161,7 @@ class BothWays:
         for each in [each for number, heap in enumerate(planned) for each in heap.ranges(number)]:
             heap = planned[each.table]
             prove(rows, heap)
-            reading = Rows(to, event, each, batch)
+            reading = RangeRows(to, event, each, batch)
             rows.execute("SAVEPOINT copied")
             take_any_text(rows, self.config, local=True)
             with Copying(rows, range_query(heap, each)) as copying:

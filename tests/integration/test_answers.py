@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from cdc.source import answers
-from cdc.source.answers import Question
+from cdc.source.answers import CatalogQuestion
 
 if TYPE_CHECKING:
     from tests.fixtures.servers import Database
@@ -26,7 +26,7 @@ _SQL: Final = """
     timestamptz '2026-01-01 00:00Z' AS seen, n % 2 = 0 AS ok,
     jsonb_build_object('n', 1.50, 'm', n) AS doc, ARRAY[n, NULL] AS few
   FROM numbers"""
-_QUESTION: Final = Question(
+_QUESTION: Final = CatalogQuestion(
     _SQL, {"numbers": "SELECT n FROM generate_series(1, 3) n"}, _COLUMNS, ""
 )
 
@@ -76,7 +76,7 @@ def test_missing_and_repeated_rows_are_found(database: Database) -> None:
 @pytest.mark.long("gigabytes of text")
 def test_rows_of_more_than_a_value_holds_are_compared(database: Database) -> None:
     """An answer of 1.2 GB of text; stored rows of 300 MB, more than a jsonb can have."""
-    wide = Question(
+    wide = CatalogQuestion(
         "SELECT n AS id, repeat('x', 3000000) AS name FROM generate_series(1, 400) n",
         {},
         {"id": "int4", "name": "text"},
@@ -90,7 +90,7 @@ def test_rows_of_more_than_a_value_holds_are_compared(database: Database) -> Non
 def test_a_digest_is_that_of_the_rows_in_any_order(database: Database) -> None:
     def asked(text: str) -> str:
         with database.connect() as connection:
-            return answers.digest(connection, Question(text, {}, {}))
+            return answers.digest(connection, CatalogQuestion(text, {}, {}))
 
     one = asked("VALUES (1, 'a'), (2, NULL)")
     assert asked("VALUES (2, NULL), (1, 'a')") == one

@@ -13,9 +13,9 @@ from cdc.log import names, reader, topics
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
 from cdc.operate.followers import ARCHIVE, NEW_ARCHIVE
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving import describing, proving, running, upkeep, versions
-from lockstep.jobs.archiving.upkeep import Upkeep
+from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
@@ -55,7 +55,7 @@ def test_every_record_of_every_topic_is_archived_once_with_its_bytes(
         assert archived.stored() == archived.logged(position)
     archive = running.opened(made.config)
     position = archive.open()
-    assert Upkeep(archive, made.config.archive).join(position) > 1
+    assert ArchiveUpkeep(archive, made.config.archive).join(position) > 1
     assert archive.open() == position
     assert archived.stored() == archived.logged(position)
     made.database.execute("INSERT INTO users VALUES (-1, 'after')")
@@ -84,9 +84,9 @@ def test_after_retention_was_too_short_only_a_new_log_has_an_archive_again(
     [lost] = [each for each in examine(made.config) if each.check == "archive"]
     assert (lost.severity, lost.fix) == (Severity.ERROR, NEW_ARCHIVE)
 
-    def run() -> Run:
+    def run() -> FollowerRun:
         work = running.Archiving(made.config, None, archived.frontier())
-        found = Run(made.config, ARCHIVE, "delta", work, remedy=running.with_remedy)
+        found = FollowerRun(made.config, ARCHIVE, "delta", work, remedy=running.with_remedy)
         found.run()
         return found
 

@@ -15,7 +15,7 @@ import pytest
 from cdc.errors import ConfigError
 from cdc.runtime import spark as files
 from lockstep.jobs.archiving import proving, running, upkeep
-from lockstep.jobs.archiving.upkeep import Upkeep
+from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.compacting import proving as bases_proving
 from lockstep.jobs.compacting.running import Compaction
@@ -131,8 +131,8 @@ def test_files_are_joined_and_deleted_and_a_row_is_erased_in_a_bucket(
     position = archive.open()
     monkeypatch.setattr(upkeep, "FEWEST", 2)
     monkeypatch.setattr(upkeep, "MORE_HOURS", -kept.config.archive.vacuum_hours - 1)
-    joined = Upkeep(archive, kept.config.archive).join(position)
-    assert Upkeep(archive, kept.config.archive).vacuum() == joined > 1
+    joined = ArchiveUpkeep(archive, kept.config.archive).join(position)
+    assert ArchiveUpkeep(archive, kept.config.archive).vacuum() == joined > 1
     kept.expect_sound(0)
     assert kept.holds(marker)
     done = Erasing(kept.config, "public.users", f"new-{marker}").run()

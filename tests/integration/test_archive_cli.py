@@ -16,7 +16,7 @@ from cdc.console.explain import Explainer
 from cdc.errors import ConfigError, Exit, GapError
 from cdc.log import names, topics
 from cdc.operate.followers import ARCHIVE
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving.running import Archiving
 from lockstep.jobs.compacting.running import Compaction
 from tests.fixtures.archived import Archived
@@ -147,7 +147,7 @@ def test_what_is_missing_at_the_end_is_named_by_what_the_log_has_of_it(
     made.daemon.term()
     topics.delete_records(topics.admin(made.config), {frontier: ends[frontier]})
     newest.unlink()
-    run = Run(made.config, ARCHIVE, "delta", Archiving(made.config, None))
+    run = FollowerRun(made.config, ARCHIVE, "delta", Archiving(made.config, None))
     assert run.run() == Exit.CONFIG
     assert isinstance(run.error, GapError)
     found = cdc(made, "prove")[1]["findings"]

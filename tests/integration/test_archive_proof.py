@@ -16,8 +16,8 @@ from cdc.log import follower_reports
 from cdc.operate.followers import ARCHIVE
 from cdc.verify import topics
 from lockstep.jobs.archiving import proving, table, upkeep
-from lockstep.jobs.archiving.table import Archive
-from lockstep.jobs.archiving.upkeep import Upkeep
+from lockstep.jobs.archiving.table import ArchiveTable
+from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
@@ -37,8 +37,8 @@ class Kept:
 
     def proof(
         self, path: Path | None = None, upto: LSN | None = None, *, offline: bool = False
-    ) -> proving.Proof:
-        archive = Archive(str(path or self.path), {}, self.config.pipeline)
+    ) -> proving.ArchiveProof:
+        archive = ArchiveTable(str(path or self.path), {}, self.config.pipeline)
         reported = None if offline else self.reported
         return proving.prove(self.config, archive, upto, None, reported)
 
@@ -63,9 +63,9 @@ def kept(pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         )
         archived.reach()
         if number == 3:
-            archive = Archive(str(path), {}, made.config.pipeline)
+            archive = ArchiveTable(str(path), {}, made.config.pipeline)
             position = archive.open()
-            assert Upkeep(archive, made.config.archive).join(position)
+            assert ArchiveUpkeep(archive, made.config.archive).join(position)
     return Kept(archived, path)
 
 
@@ -182,7 +182,7 @@ def test_the_newest_commits_are_missed_by_the_jobs_report_or_by_what_was_written
     assert kept.proof().findings == (
         f"_delta_log/{other.version:020d}.json is not what its job has reported",
     )
-    last = Archive(str(kept.path), {}, kept.config.pipeline)
+    last = ArchiveTable(str(kept.path), {}, kept.config.pipeline)
     assert last.find()
     last.table.create_checkpoint()
     commits[-1].unlink()

@@ -19,7 +19,7 @@ import pytest
 from cdc.config.webhooks import Webhook
 from cdc.deliver import sending
 from cdc.deliver.connections import MOST_ANSWER_BYTES
-from cdc.deliver.sending import Answer, Sender
+from cdc.deliver.sending import DeliveryResult, Sender
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.hostile_receiver import (
     ATTACK_SECONDS,
@@ -50,7 +50,7 @@ def sender(host: str, port: int, scheme: str = "http", allow: str = "127.0.0.1/3
     return Sender(msgspec.convert(given, Webhook))
 
 
-def sent(found: Sender, body: bytes = b"{}") -> Answer:
+def sent(found: Sender, body: bytes = b"{}") -> DeliveryResult:
     """Send a message; return what came of it, which must be long before the attack ends."""
     began = time.monotonic()
     answer = found.send("shop-1-1", body)
@@ -160,7 +160,7 @@ def test_a_redirect_to_an_internal_address_is_not_followed(status: int) -> None:
             HostileReceiver(sends(redirects)) as public,
             closing(sender("127.0.0.1", public.port)) as found,
         ):
-            assert sent(found) == Answer(delivered=False, why=f"HTTP {status}")
+            assert sent(found) == DeliveryResult(delivered=False, why=f"HTTP {status}")
         assert (public.connections, internal.connections) == (1, 0)
 
 

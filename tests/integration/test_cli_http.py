@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 import pytest
 
 from cdc.errors import ConfigError, Exit
-from cdc.operate.health import Health, State
+from cdc.operate.health import Health, HealthState
 from cdc.operate.http import MAX_CONNECTIONS, HttpServer, serve
 from cdc.operate.metrics import Metrics
 from cdc.playground.servers import ports
@@ -45,7 +45,7 @@ def test_ready_follows_the_state_and_gives_the_reason(server: HttpServer, health
     assert (status, kind) == (503, "application/json")
     assert json.loads(body)["state"] == "starting"
     assert get(server, "/livez")[0] == 200
-    health.to(State.STREAMING, "all is well")
+    health.to(HealthState.STREAMING, "all is well")
     status, _, body = get(server, "/readyz?verbose")
     assert status == 200
     assert json.loads(body)["reason"] == "all is well"

@@ -31,7 +31,7 @@ from lockstep.jobs.compacting.past import newest_rows
 from lockstep.jobs.compacting.reporting import report
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.compacting.runs import BaseFile
-from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.sinks.delta import lake
 from tests.fixtures.archived import Archived
@@ -67,7 +67,7 @@ def rows_of(archived: Archived, table: str) -> dict[int, dict[str, Any]]:
     """Return the rows of a table at the archive's newest frontier, altered as DDL has done it."""
     state = past.find(archived.config)
     assert state is not None
-    tables = Tables(state.past)
+    tables = PastTables(state.past)
     older = OlderEvents(tables)
     topic = f"{archived.config.prefix}.public.{table}"
     found = {}
@@ -179,7 +179,7 @@ def test_a_compaction_killed_at_any_step_makes_the_base_at_the_next_start(
         assert newest.seq == archived.position().applied.seq
         state = past.find(made.config)
         assert state is not None
-        base = Tables(state.past).base
+        base = PastTables(state.past).base
         assert base is not None
         rows = lake.read(base, layout.SCHEMA.names).cast(layout.SCHEMA)
         assert layout.total(layout.counted(pa.table(rows))) == newest.tables

@@ -18,7 +18,7 @@ from cdc.console.key_indexer import KeyIndexer
 from cdc.console.key_search import KeySearch
 from cdc.encode.partition import partition_of
 from cdc.log import topics
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
@@ -191,7 +191,7 @@ def test_records_that_were_deleted_are_not_found_and_leave_the_index(
         written.database.execute("UPDATE users SET name = 'd' WHERE id = 7")
         logged(written, ROWS + 4)
         assert seqs(search(written, indexer)) == [ROWS + 4]
-        wait_until(lambda: index.indexed(Range(0, 1 << 40)) < 20_000, "it stays", 30)
+        wait_until(lambda: index.indexed(OffsetRange(0, 1 << 40)) < 20_000, "it stays", 30)
         assert index.bytes_on_disk <= was
 
 

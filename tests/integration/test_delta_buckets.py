@@ -23,7 +23,7 @@ from lockstep.jobs.reading_as_of import read_as_of
 from lockstep.sinks.contract import Change, Changes, Column
 from lockstep.sinks.delta import buckets, keyless_buckets, log
 from lockstep.sinks.delta.lake import ConflictError
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.targets import Piece
 
@@ -35,7 +35,7 @@ HALVES = (range(1, 51), range(51, 101))
 
 
 def opened(path: Path, **settings: Any) -> DeltaSink:  # noqa: ANN401 - any setting
-    sink = DeltaSink(Settings("shop", "mirror", "shop", str(path), **settings))
+    sink = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(path), **settings))
     sink.open()
     return sink
 

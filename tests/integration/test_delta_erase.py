@@ -19,7 +19,7 @@ from lockstep.conformance.store import CLICKS, LINES, USERS, applied, apply, cha
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta.erasing import Erased
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 
 MARKER = "8d5f2c"
@@ -39,7 +39,7 @@ WAYS = (
 
 
 def lake(path: Path, **settings: object) -> DeltaSink:
-    mine = Settings("shop", "lake", "shop", str(path))
+    mine = DeltaSettings("shop", "lake", "shop", str(path))
     sink = DeltaSink(mine._replace(**{"optimize_minutes": 0, **settings}))  # type: ignore[arg-type]
     sink.open()
     return sink

@@ -20,8 +20,8 @@ from lockstep.jobs.apply.delta_merge import SparkMerge
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Altered, AlteredColumn, Changes
 from lockstep.sinks.delta import actions, features, lake
-from lockstep.sinks.delta.lake import Commit
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.lake import CommitInfo
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.integration.test_delta_sink import APPLIERS, Lake, users
 
@@ -202,7 +202,7 @@ def test_no_commit_of_ours_follows_what_is_unknown(
         if opened is not None:
             with suppress(ConfigError), lake.translated(str(path)):
                 features.expect_ours(opened, changes_rows=not harmless)
-                actions.put_version(files, version + 1, [action], {}, Commit("a", None, {}))
+                actions.put_version(files, version + 1, [action], {}, CommitInfo("a", None, {}))
         if names <= SERVED and properties <= harmless:
             assert newest(path) == version + 1
             (path / "_delta_log" / f"{version + 1:020d}.json").unlink()
@@ -240,7 +240,7 @@ LATER = USERS._replace(
 @pytest.mark.parametrize("altered", BY_SPARK)
 def test_a_mirror_that_spark_has_altered(spark: SparkSession, tmp_path: Path, altered: str) -> None:
     """Updates, deletes, values that were not sent, a new column and a truncate; then upkeep."""
-    settings = Settings("shop", "mirror", "shop", str(tmp_path), large=SparkMerge({}))
+    settings = DeltaSettings("shop", "mirror", "shop", str(tmp_path), large=SparkMerge({}))
     sink = DeltaSink(settings)
     sink.open()
     apply(sink, 2, users(2, 1, 2, 3))

@@ -15,7 +15,7 @@ from lockstep.conformance.store import LINES, USERS, applied, apply, change, key
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.lake import CommitInfo
 from tests.integration.test_delta_sink import APPLIERS, Lake, lines, users
 
 
@@ -110,7 +110,7 @@ def test_files_that_another_spark_has_rewritten_are_read(tmp_path: Path) -> None
     removal = {"path": old, "deletionTimestamp": 0, "dataChange": False}
     files = delta_actions.Files(str(lake.path / "public.users"), {})
     delta_actions.commit(
-        files, table, [{"remove": removal}, {"add": add}], "OPTIMIZE", Commit("spark", None, {})
+        files, table, [{"remove": removal}, {"add": add}], "OPTIMIZE", CommitInfo("spark", None, {})
     )
     sink = lake.sink(applier="vectors")
     deleted = reported(200, 98)._replace(row=None, op="d")

@@ -19,7 +19,7 @@ from lockstep.sinks.delta import table as delta_table
 from lockstep.sinks.delta import upkeep as delta_upkeep
 from lockstep.sinks.delta import vectors as delta_vectors
 from lockstep.sinks.delta.actions import Files
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.daemon import wait_until
 
@@ -35,7 +35,7 @@ def lines(seq: int, *ids: int) -> Changes:
 
 
 def opened(path: Path, **settings: Any) -> DeltaSink:  # noqa: ANN401 - any setting
-    sink = DeltaSink(Settings("shop", "mirror", "shop", str(path))._replace(**settings))
+    sink = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(path))._replace(**settings))
     sink.open()
     return sink
 

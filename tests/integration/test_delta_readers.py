@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from lockstep.conformance.store import USERS, VALUES, WIDER, applied, apply, change, row
 from lockstep.sinks.contract import Altered, AlteredColumn, Change, Changes, Column, Version
 from lockstep.sinks.delta import actions, vectors
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.delta_readers import READERS
 from tests.integration.test_delta_buckets import filled, write
@@ -98,7 +98,7 @@ class Lake:
 
     def __init__(self, path: Path, seed: int, **settings: Any) -> None:  # noqa: ANN401 - any setting
         self.path, self.chance, self.seq = path, Random(seed), 0
-        self.settings = Settings("shop", "lake", "shop", str(path))._replace(**settings)
+        self.settings = DeltaSettings("shop", "lake", "shop", str(path))._replace(**settings)
         self.sink = self.opened()
 
     def opened(self) -> DeltaSink:

@@ -23,8 +23,8 @@ from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Altered, AlteredColumn, Change, Changes, Column, Version
 from lockstep.sinks.delta import generations as delta_generations
 from lockstep.sinks.delta import layout as delta_layout
-from lockstep.sinks.delta.frontiers import Frontiers
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.frontiers import FrontierTable
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.table import Mirror
 
@@ -38,7 +38,9 @@ class Lake:
         self.path = path
 
     def sink(self, **settings: Any) -> DeltaSink:  # noqa: ANN401 - any setting
-        sink = DeltaSink(Settings("shop", "mirror", "shop", str(self.path))._replace(**settings))
+        sink = DeltaSink(
+            DeltaSettings("shop", "mirror", "shop", str(self.path))._replace(**settings)
+        )
         sink.open()
         return sink
 
@@ -74,12 +76,12 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     """The next writer, whose cut differs, applies each change exactly once."""
     apply(lake.sink(applier=applier), 2, users(1, 1, 2), lines(2, 1))
     dying = lake.sink(applier=applier)
-    monkeypatch.setattr(Frontiers, "commit", _die)
+    monkeypatch.setattr(FrontierTable, "commit", _die)
     with pytest.raises(UnavailableError):
         apply(dying, 4, users(3, 1), lines(4, 1))
     monkeypatch.undo()
     assert (lake.ids(), lake.ids("lines")) == ({1: 1, 2: 1}, {1: 2})
-    next_ = DeltaSink(Settings("shop", "mirror", "shop", str(lake.path), applier=applier))
+    next_ = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(lake.path), applier=applier))
     opened = next_.open()
     assert opened is not None
     assert (opened.applied.seq, opened.reached) == (2, 4)
@@ -126,7 +128,7 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
 
     def in_the_midst() -> None:
         with monkeypatch.context() as killed:
-            killed.setattr(Frontiers, "commit", _die)
+            killed.setattr(FrontierTable, "commit", _die)
             with pytest.raises(UnavailableError):
                 follower.commit(applied(4))
 
@@ -319,7 +321,7 @@ def test_frontiers_of_another_lake_are_noticed_and_missing_ones_are_not_made_aga
     for seq in (1, 2):
         apply(sink, seq, users(seq, seq))
     folder = tmp_path_factory.mktemp("another")
-    another = DeltaSink(Settings("shop", "mirror", "shop", str(folder)))
+    another = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(folder)))
     another.open()
     for seq in (1, 2):
         apply(another, seq, users(seq, seq))
@@ -351,7 +353,7 @@ def test_a_missing_or_older_mirror_is_a_lost_store(lake: Lake) -> None:
         lake.sink()
     with pytest.raises(StoreLostError):
         apply(sink, 3, lines(3, 1))
-    lost = DeltaSink(Settings("shop", "mirror", "shop", str(lake.path)))
+    lost = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(lake.path)))
     with pytest.raises(StoreLostError):
         lost.open()
     lost.start_over(2)

@@ -17,7 +17,7 @@ from cdc.errors import ConfigError
 from lockstep.conformance.store import USERS, applied, apply, change, key, row
 from lockstep.jobs.reading_as_of import read_as_of, read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.property.test_delta_appliers import TABLES, opened, play_on
 
@@ -70,7 +70,7 @@ def test_one_query_returns_the_versions_of_all_mirrors_at_one_frontier(
         name: USERS._replace(schema_id=at, table=name, topic=f"shop.public.{name}")
         for at, name in enumerate(names, 10)
     }
-    sink = DeltaSink(Settings("shop", "mirror", "shop", str(tmp_path)))
+    sink = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(tmp_path)))
     sink.open()
     # All change: a full row; one and two: partial rows; none; all again.
     for seq, some in enumerate((names, names[:1], names[3:4], [], names), 1):
@@ -98,7 +98,7 @@ def test_names_that_parquet_refuses_are_mapped(spark: SparkSession, tmp_path: Pa
     name = USERS.columns[1]._replace(name="a name, {odd}")
     version = USERS._replace(columns=(USERS.columns[0], name))
     wider = version._replace(schema_id=9, columns=(*version.columns, name._replace(name="b b")))
-    sink = DeltaSink(Settings("shop", "mirror", "shop", str(tmp_path)))
+    sink = DeltaSink(DeltaSettings("shop", "mirror", "shop", str(tmp_path)))
     sink.open()
 
     def cut(seq: int, at: int, **values: object) -> None:

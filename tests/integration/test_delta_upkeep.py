@@ -23,8 +23,8 @@ from lockstep.sinks.contract import Applied, Changes, StoreState
 from lockstep.sinks.delta import frontiers as delta_frontiers
 from lockstep.sinks.delta import lake
 from lockstep.sinks.delta import table as delta_table
-from lockstep.sinks.delta.frontiers import Frontiers
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.frontiers import FrontierTable
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 
 KEPT_HOURS = 3
@@ -43,7 +43,7 @@ class Aged:
         patched.setattr(delta_frontiers, "now", lambda: datetime.now(UTC) + self.ahead)
 
     def sink(self, **settings: object) -> DeltaSink:
-        mine = Settings("shop", "lake", "shop", str(self.path))
+        mine = DeltaSettings("shop", "lake", "shop", str(self.path))
         sink = DeltaSink(mine._replace(**{"optimize_minutes": 0, **settings}))  # type: ignore[arg-type]
         sink.open()
         return sink
@@ -79,7 +79,7 @@ def test_the_table_of_frontiers_stays_bounded(
     frontiers, most = None, (0, 0)  # files and log files
     for seq in range(1, 121):
         if frontiers is None or (restarts and seq % 7 == 0):
-            frontiers = Frontiers(str(aged.path), {}, {"pipeline": "shop", "follower": "lake"})
+            frontiers = FrontierTable(str(aged.path), {}, {"pipeline": "shop", "follower": "lake"})
             frontiers.open(1)
         frontiers.begin(seq)
         frontiers.commit(applied(seq), {"public.users": seq})

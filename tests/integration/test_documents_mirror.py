@@ -28,10 +28,10 @@ from cdc.log.records import FrontierRecord, encode
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import following_documents as following
 from lockstep.jobs.apply.following_documents import DocumentsFollowing, apply
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.documents.mirror_cuts import MirrorCuts
 from lockstep.sinks.contract import Applied, Change, Changes, Column, Generations, Version
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.redis import sink as redis_sink
 from tests.fixtures.daemon import wait_until
@@ -66,7 +66,9 @@ class Shop:
             },
         )
         self.known = {0: dict(VERSIONS)}
-        self.mirror = DeltaSink(Settings("x", "lake", "x", str(path), soft=soft, applier=applier))
+        self.mirror = DeltaSink(
+            DeltaSettings("x", "lake", "x", str(path), soft=soft, applier=applier)
+        )
         self.mirror.open()
         self.world: World = {name: {} for name in VERSIONS}
         self.seq = 0
@@ -383,7 +385,7 @@ def test_documents_of_another_log_are_not_continued(
     producer.produce(topic, encode(began))
     producer.flush()
     following = DocumentsFollowing(config, "cache", shop.store())
-    run = Run(config, "cache", "redis", following)
+    run = FollowerRun(config, "cache", "redis", following)
     run.stop()
     with pytest.raises(GapError, match="where this log has") as error:
         following(run)

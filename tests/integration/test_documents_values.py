@@ -14,7 +14,7 @@ from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
 from lockstep.jobs.documents.rows import NodeRows
 from lockstep.sinks.contract import Column, Version
-from lockstep.sinks.documents import Node
+from lockstep.sinks.documents import DocumentNode
 from lockstep.sinks.floats import text4, text8
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
@@ -54,7 +54,7 @@ def version(record: SchemaRecord, values: Values) -> Version:
 def written(table: pa.Table, read: Version) -> Iterator[bytes]:
     """Yield the mirror's rows as a document of all columns would contain them."""
     names = tuple(column.name for column in read.columns)
-    reader = NodeRows(Node("x", read.name, ("id",), names), read)
+    reader = NodeRows(DocumentNode("x", read.name, ("id",), names), read)
     for batch in table.select(reader.columns).to_batches():
         for row in reader.read(batch):
             yield b"{%b}" % row.members

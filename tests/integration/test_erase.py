@@ -32,8 +32,8 @@ from cdc.runtime import spark as files
 from lockstep.jobs.archiving import erasing, layout, proving
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic, key_hash, of_erasure
 from lockstep.jobs.archiving.running import opened
-from lockstep.jobs.archiving.table import Archive
-from lockstep.jobs.archiving.upkeep import Upkeep
+from lockstep.jobs.archiving.table import ArchiveTable
+from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.archiving.writing import removed, write
 from lockstep.jobs.compacting import proving as bases_proving
@@ -210,7 +210,7 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     kept.lived(other)
     archive = opened(kept.config)
     position = archive.open()
-    Upkeep(archive, kept.config.archive).join(position)
+    ArchiveUpkeep(archive, kept.config.archive).join(position)
     kept.expect_sound(0)
     assert kept.holds(marker)
     assert len(kept.logged(marker)) == 2  # the table's topic and the dead letters
@@ -462,7 +462,7 @@ def test_an_altered_or_dropped_audit_names_the_first_cut_after_it(
     for number, (at, other) in enumerate(attacks):
         copy = tmp_path / f"altered-{number}"
         shutil.copytree(kept.folder, copy)
-        altered = Archive(str(copy), {}, kept.config.pipeline)
+        altered = ArchiveTable(str(copy), {}, kept.config.pipeline)
         altered.open()
         for path, add in altered.added().items():
             rows = erasing.read(altered, path)

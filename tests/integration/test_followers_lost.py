@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from opensearchpy import OpenSearch
 
 from cdc.log.follower_reports import read
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed
 from tests.integration.test_following import TABLES, in_delta, in_redis, table
@@ -118,7 +118,7 @@ def stores(
         search.indices.delete(index=f"{made.config.prefix}-*", ignore_unavailable=True)
 
 
-def waits_for(run: Run) -> str:
+def waits_for(run: FollowerRun) -> str:
     """Return the remedy, where the run waits for rows that the log does not have."""
     error = run.error
     return error.hint if error is not None and "does not have all rows" in error.what else ""

@@ -18,7 +18,7 @@ from cdc.log.follower_reports import SILENT_SECONDS
 from cdc.operate import followers
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.sinks.contract import Applied
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
@@ -95,12 +95,12 @@ def test_a_job_that_stalls_at_its_first_batch_is_not_ok(
     monkeypatch.setattr(followers, "LATE_SECONDS", 0.2)
     monkeypatch.setattr(followers, "STALLED_SECONDS", 0.4)
 
-    def session(run: Run) -> None:
+    def session(run: FollowerRun) -> None:
         run.opened_at(Applied.beginning(line.config.pipeline, 1))
         run.to("catching_up")
         run.stopping.wait()
 
-    job = Run(line.config, "cache", "redis", session)
+    job = FollowerRun(line.config, "cache", "redis", session)
     thread = threading.Thread(target=job.run)
     thread.start()
     try:

@@ -18,7 +18,7 @@ from cdc.log.follower_reports import read
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import large, stores
 from lockstep.jobs.apply.following import Following
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.rebuilding import Rebuild
@@ -45,18 +45,20 @@ Rows = dict[bytes, dict[str, Any]]
 
 def running(
     spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Sink
-) -> AbstractContextManager[dict[str, Run]]:
+) -> AbstractContextManager[dict[str, FollowerRun]]:
     """Run followers of these names in the session until the block ends."""
     config = pipeline.config
     return followed.alongside(
         {
-            name: Run(config, name, "redis", Following(starting(spark, name), config, name, sink))
+            name: FollowerRun(
+                config, name, "redis", Following(starting(spark, name), config, name, sink)
+            )
             for name, sink in sinks.items()
         }
     )
 
 
-def reach(pipeline: PipelineUnderTest, *runs: Run) -> None:
+def reach(pipeline: PipelineUnderTest, *runs: FollowerRun) -> None:
     """Wait until the followers have applied everything that was committed."""
     with pipeline.database.connect() as connection:
         row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
@@ -199,7 +201,7 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     assert reported["cache"].canary_at_us
 
 
-def _generation(run: Run) -> int | None:
+def _generation(run: FollowerRun) -> int | None:
     return run.applied.generation if run.applied else None
 
 

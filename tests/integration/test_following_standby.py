@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from cdc.log.follower_reports import read
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following import Following
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.apply.standby import MARK
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import LONG, Followed, alongside, reach, starting
@@ -26,11 +26,11 @@ _SILENT_SECONDS = 20.0
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 
 
-def standby_of(line: PipelineUnderTest, spark: SparkSession) -> Run:
+def standby_of(line: PipelineUnderTest, spark: SparkSession) -> FollowerRun:
     config = line.config
     sink = stores.sink(config, "cache", config.followers["cache"])
     following = Following(starting(spark, "cache"), config, "cache", sink)
-    return Run(config, "cache", "redis", following, standby_seconds=_SILENT_SECONDS)
+    return FollowerRun(config, "cache", "redis", following, standby_seconds=_SILENT_SECONDS)
 
 
 @pytest.mark.slow

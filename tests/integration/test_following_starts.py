@@ -21,7 +21,7 @@ from lockstep.jobs.apply import following as module
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following import Batches, Following
 from lockstep.jobs.apply.large import Large
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.cuts.cutting import Cut
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -53,10 +53,12 @@ def line(pipeline: NewPipeline, redis_url: str) -> PipelineUnderTest:
     return made
 
 
-def run_of(line: PipelineUnderTest, spark: SparkStart, until: LSN | None = None) -> Run:
+def run_of(line: PipelineUnderTest, spark: SparkStart, until: LSN | None = None) -> FollowerRun:
     config = line.config
     sink = stores.sink(config, "cache", config.followers["cache"])
-    return Run(config, "cache", "redis", Following(spark, config, "cache", sink, until=until))
+    return FollowerRun(
+        config, "cache", "redis", Following(spark, config, "cache", sink, until=until)
+    )
 
 
 def count(client: redis.Redis, line: PipelineUnderTest) -> int:

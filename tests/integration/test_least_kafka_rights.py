@@ -27,7 +27,7 @@ from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import USERS, apply, change, row
 from lockstep.jobs.apply import positions, stores
 from lockstep.jobs.apply.following import Batches
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.cuts.tail import CutTail
 from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.contract import Changes
@@ -137,7 +137,7 @@ def report(config: Config) -> None:
 
 def follow(config: Config, rows: int = 0) -> None:
     """Open a store, report, and apply cuts up to so many rows, as before Spark has started."""
-    run = Run(config, "copy", "redis", lambda _: None)
+    run = FollowerRun(config, "copy", "redis", lambda _: None)
     sink = MemorySink(config.prefix)
     state = positions.open_in_log(run, sink)
     report(config)

@@ -19,10 +19,10 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc.errors import ConfigError
-from lockstep.jobs.copying.mirror_writers import ByTasks, Rows
+from lockstep.jobs.copying.mirror_writers import ByTasks, MirrorRows
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta import parts
-from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.lake import CommitInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,13 +69,13 @@ class Killed(Reader):
             yield batch
 
 
-def rows_of(*shares: pa.Table, replaces: bool = True, kind: type[Reader] = Reader) -> Rows:
+def rows_of(*shares: pa.Table, replaces: bool = True, kind: type[Reader] = Reader) -> MirrorRows:
     schema = from_arrow_schema(shares[0].schema)
-    return Rows(None, schema, kind(list(shares)), replaces)  # type: ignore[arg-type]
+    return MirrorRows(None, schema, kind(list(shares)), replaces)  # type: ignore[arg-type]
 
 
-def output(number: int) -> Commit:
-    return Commit("snapshot-test", number, {"group": number})
+def output(number: int) -> CommitInfo:
+    return CommitInfo("snapshot-test", number, {"group": number})
 
 
 def every_type(first: int) -> pa.Table:

@@ -20,11 +20,11 @@ from cdc.log.digests import ChunkHash
 from cdc.log.records import FrontierRecord, ResumePosition
 from cdc.operate.followers import ARCHIVE
 from cdc.verify import topics as log_proof
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving import proving
 from lockstep.jobs.archiving.noting import Notes
 from lockstep.jobs.archiving.running import Archiving
-from lockstep.jobs.archiving.table import Archive
+from lockstep.jobs.archiving.table import ArchiveTable
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.golden import loading
@@ -219,12 +219,14 @@ def test_a_history_that_was_rewritten_in_log_and_archive_is_named(
     forger.seal()
     forger.write()
     shutil.rmtree(archive_path)
-    run = Run(line.config, ARCHIVE, "delta", Archiving(line.config, None, archived.frontier()))
+    run = FollowerRun(
+        line.config, ARCHIVE, "delta", Archiving(line.config, None, archived.frontier())
+    )
     assert run.run() == 0, run.error
     written = line.frontiers()
     assert all(after.previous == before.chain for before, after in pairwise(written))
     assert log_proof.prove(line.config).findings == ()
-    archive = Archive(archive_path, {}, line.config.pipeline)
+    archive = ArchiveTable(archive_path, {}, line.config.pipeline)
     assert proving.prove(line.config, archive).findings == ()
     code, found = prove(line)
     assert (code, found["findings"]) == (0, [])

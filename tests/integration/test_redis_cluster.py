@@ -10,8 +10,8 @@ import redis
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from lockstep.conformance.store import LINES, USERS, apply
 from lockstep.sinks.redis.reader import RedisReader
-from lockstep.sinks.redis.sink import RedisSink, Settings
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.redis.sink import RedisSettings, RedisSink
+from lockstep.sinks.shapes import RowShape
 from tests.fixtures.store_redis import users
 from tests.fixtures.store_redis_cluster import ClusterServers
 
@@ -20,11 +20,11 @@ def test_a_server_that_is_not_there_passes_and_a_wrong_one_does_not(
     redis_cluster: ClusterServers, redis_url: str, redis_client: redis.Redis
 ) -> None:
     redis_cluster.flush()
-    away = RedisSink(Settings("redis://127.0.0.1:1/0", "shop", "cache"))
+    away = RedisSink(RedisSettings("redis://127.0.0.1:1/0", "shop", "cache"))
     with pytest.raises(UnavailableError, match="ConnectionError"):
         away.open()
     for url, cluster in ((redis_cluster.url, False), (redis_url, True)):
-        sink = RedisSink(Settings(url, "shop", "cache", cluster=cluster))
+        sink = RedisSink(RedisSettings(url, "shop", "cache", cluster=cluster))
         with pytest.raises(ConfigError, match="cluster"):
             _follow(sink, 8)
         sink.close()
@@ -37,11 +37,11 @@ def _follow(sink: RedisSink, cuts: int) -> None:
 
 
 def test_a_cluster_that_loses_one_server_is_a_lost_store(
-    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+    redis_cluster: ClusterServers, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     """Once the loss is seen, the other's slots take no rows either; then all starts again."""
     redis_cluster.flush()
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    settings = RedisSettings(redis_cluster.url, "shop", "cache", cluster=True)
     for lost in (0, 1):
         sink = open_sink(settings)
         apply(sink, 50, users(0, 50, 1))
@@ -58,13 +58,13 @@ def test_a_cluster_that_loses_one_server_is_a_lost_store(
 @pytest.mark.parametrize("has_record", [False, True], ids=["rows", "record"])
 def test_a_lost_server_is_replaced_by_a_shadow_build_alongside_the_rest(
     redis_cluster: ClusterServers,
-    open_sink: Callable[[Settings], RedisSink],
+    open_sink: Callable[[RedisSettings], RedisSink],
     *,
     has_record: bool,
 ) -> None:
     """Readers see the rest, at no frontier, and the lost generation stays lost until the switch."""
     redis_cluster.flush()
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    settings = RedisSettings(redis_cluster.url, "shop", "cache", cluster=True)
     sink = open_sink(settings)
     apply(sink, 50, users(0, 50, 1))
     holds = [bool(node.keys("shop:cdc:cache")) for node in redis_cluster.nodes]
@@ -100,11 +100,11 @@ def test_a_lost_server_is_replaced_by_a_shadow_build_alongside_the_rest(
 
 
 def test_one_server_that_lost_its_last_writes_is_detected(
-    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+    redis_cluster: ClusterServers, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     """A failover or a crash between two cuts, of a server without the follower's own key."""
     redis_cluster.flush()
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    settings = RedisSettings(redis_cluster.url, "shop", "cache", cluster=True)
     sink = open_sink(settings)
     apply(sink, 50, users(0, 50, 1))
     (other,) = (node for node in redis_cluster.nodes if not node.keys("shop:cdc:cache"))
@@ -124,12 +124,12 @@ def test_one_server_that_lost_its_last_writes_is_detected(
 
 
 def test_slots_that_move_while_they_are_written_lose_nothing(
-    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+    redis_cluster: ClusterServers, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     """The cut waits while a slot migrates, and continues at its new server; then back again."""
     redis_cluster.flush()
-    shape = Shape(key="{{team}}:{name}")
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    shape = RowShape(key="{{team}}:{name}")
+    settings = RedisSettings(redis_cluster.url, "shop", "cache", cluster=True)
     sink = open_sink(settings._replace(shapes={"public.users": shape}))
     apply(sink, 2, users(0, 2, 1))
     slot = redis_cluster.nodes[0].cluster("KEYSLOT", "{team}")
@@ -152,6 +152,6 @@ def test_slots_that_move_while_they_are_written_lose_nothing(
     names = {name for node in redis_cluster.nodes for name in node.scan_iter("{team}:*")}
     assert names == {b"{team}:n5", b"{team}:n6"}
     with pytest.raises(ConfigError, match="between hash slots"):
-        open_sink(settings._replace(shapes={"public.lines": Shape(key="l:{name}")})).begin(
+        open_sink(settings._replace(shapes={"public.lines": RowShape(key="l:{name}")})).begin(
             9, [LINES]
         )

@@ -23,8 +23,8 @@ from cdc.playground.servers.stack import LocalStack
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.redis.reader import RedisReader
-from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSettings, RedisSink
+from lockstep.sinks.shapes import RowShape
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_redis import users
 
@@ -32,8 +32,8 @@ MANY = SMALL_CHANGES + 500
 
 
 @pytest.fixture
-def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
-    return Settings(redis_url, "shop", "cache")
+def settings(redis_url: str, redis_client: redis.Redis) -> RedisSettings:
+    return RedisSettings(redis_url, "shop", "cache")
 
 
 def stored(client: redis.Redis, many: int) -> list[int | None]:
@@ -46,7 +46,9 @@ def stored(client: redis.Redis, many: int) -> list[int | None]:
 
 
 def test_a_refusal_of_redis_is_an_error_with_a_hint(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """A temporary refusal leaves nothing half done: the same cut succeeds afterwards."""
     sink = open_sink(settings)
@@ -74,9 +76,11 @@ def test_a_refusal_of_redis_is_an_error_with_a_hint(
 
 
 def test_a_foreign_value_at_a_key_stops_the_follower(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
-    shape = Shape(key="names", form="set", member="{name}")
+    shape = RowShape(key="names", form="set", member="{name}")
     sink = open_sink(settings._replace(shapes={"public.users": shape}))
     redis_client.set("names", "mine")
     with pytest.raises(ConfigError, match="another type of value") as caught:
@@ -88,13 +92,15 @@ def test_a_foreign_value_at_a_key_stops_the_follower(
 
 
 def test_a_server_that_evicts_is_refused_unless_the_shape_tolerates_it(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """Complete rows at their keys: an evicted one is missing until it changes, and never old."""
     redis_client.config_set("maxmemory", "100mb")
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        for shape in (Shape(key="by:{name}"), Shape(key="all", form="set", member="{name}")):
+        for shape in (RowShape(key="by:{name}"), RowShape(key="all", form="set", member="{name}")):
             with pytest.raises(ConfigError, match="evicts"):
                 open_sink(settings._replace(shapes={"public.users": shape})).begin(1, [USERS])
         sink = open_sink(settings)
@@ -114,7 +120,7 @@ def test_a_server_that_evicts_is_refused_unless_the_shape_tolerates_it(
         apply(sink, 8, users(0, 2, 8))
         redis_client.delete('shop:~cache.1:public.users:{"id":1}')
         redis_client.set("shop:public.lines:1", "another follower's")
-        by_id = settings._replace(shapes={"public.lines": Shape(key="l:{no}{id}")})
+        by_id = settings._replace(shapes={"public.lines": RowShape(key="l:{no}{id}")})
         RedisSink(by_id).start_over(2)
         assert redis_client.keys("shop:public.[ul]*s:*") == [b"shop:public.lines:1"]
         sink.open()
@@ -130,7 +136,9 @@ def test_a_server_that_evicts_is_refused_unless_the_shape_tolerates_it(
 
 
 def test_a_flush_in_the_middle_of_a_cut_is_found_before_its_end(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """By the next rows or by the commit, whichever is first; of a small cut nothing is stored."""
     sink = open_sink(settings)
@@ -153,11 +161,11 @@ def killable(tmp_path: Any) -> Iterator[LocalStack]:  # noqa: ANN401 - a path
 
 
 def test_a_kill_in_the_middle_of_a_cut_repeats_all_of_it(
-    killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
+    killable: LocalStack, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     """Also if the process that commits it wrote nothing itself and was not connected then."""
     url = killable.up(["redis"]).redis_url
-    settings = Settings(str(url), "shop", "cache")
+    settings = RedisSettings(str(url), "shop", "cache")
     sink = open_sink(settings)
     apply(sink, MANY, users(0, MANY, 1))
     sink.begin(2 * MANY, [USERS])
@@ -182,11 +190,11 @@ def test_a_kill_in_the_middle_of_a_cut_repeats_all_of_it(
 
 
 def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
-    killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
+    killable: LocalStack, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     """The rows and the frontier are consistent; a follower that had a later frontier notices."""
     url = killable.up(["redis"], settings={"redis": {"appendonly": "no"}}).redis_url
-    settings = Settings(str(url), "shop", "cache")
+    settings = RedisSettings(str(url), "shop", "cache")
     sink = open_sink(settings)
     apply(sink, 2, users(0, 2, 1))
     with redis.Redis.from_url(settings.url) as client:
@@ -208,7 +216,7 @@ def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
 
 
 def test_readers_see_small_cuts_at_once_and_large_ones_by_the_frontier(
-    settings: Settings, redis_url: str, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings, redis_url: str, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     """Money moves between two tables; every read finds all of it."""
     sink, chance = open_sink(settings), Random(first_seed())
@@ -269,7 +277,9 @@ def _sum(values: list[bytes]) -> int:
 
 
 def test_two_writers_at_once_only_repeat_each_other(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """In small cuts and in large ones, each at its own pace and from its own start."""
     cuts = [
@@ -299,10 +309,12 @@ def test_two_writers_at_once_only_repeat_each_other(
 
 
 def test_rows_and_tombstones_have_their_time(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """A value with a TTL expires first, its version later; a row of 20 MB is a row."""
-    sink = open_sink(settings._replace(shapes={"public.lines": Shape(ttl_seconds=100)}))
+    sink = open_sink(settings._replace(shapes={"public.lines": RowShape(ttl_seconds=100)}))
     big = "x" * 20_000_000
     lines = Changes((LINES,), [change(LINES, 1, row(LINES, 1, 1, 1), 1, 1)])
     large = Changes((USERS,), [change(USERS, 2, row(USERS, 2, 1, body=big), 1)])
@@ -318,7 +330,9 @@ def test_rows_and_tombstones_have_their_time(
 
 
 def test_keys_name_their_rows(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """One key column is used as it is; several are escaped and never collide; NULL is no text."""
     sink = open_sink(settings)
@@ -337,7 +351,9 @@ def test_keys_name_their_rows(
 
 
 def test_another_key_waits_for_a_truncate(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """With both keys a row would be stored twice: in small and large cuts, in tasks and copies."""
     other = USERS._replace(schema_id=9, key=("id", "name"))

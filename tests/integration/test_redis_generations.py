@@ -16,21 +16,21 @@ from lockstep.conformance.store import LINES, USERS, applied, apply, change, key
 from lockstep.jobs.generations.comparing import Holding
 from lockstep.jobs.generations.rebuilding import DivergedError, Rebuild
 from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
-from lockstep.sinks.redis.client import Call, Client, Script
-from lockstep.sinks.redis.sink import RedisSink, Settings
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.redis.client import Call, RedisClient, Script
+from lockstep.sinks.redis.sink import RedisSettings, RedisSink
+from lockstep.sinks.shapes import RowShape
 from tests.fixtures.store_redis_cluster import ClusterServers
 
-PLAIN = Shape()
+PLAIN = RowShape()
 SHAPES = {
     "rows": (PLAIN, PLAIN),
-    "rows that move": (Shape(key="by:{name}"), Shape(key="by:{name}")),
-    "hashes": (Shape(key="h:{id}", form="hash"), Shape(key="h:{id}", form="hash")),
-    "sets": (Shape(key="all", form="set", member="{name}"),) * 2,
-    "another shape": (PLAIN, Shape(key="{{u}}:{id}", form="text", value="{name}")),
+    "rows that move": (RowShape(key="by:{name}"), RowShape(key="by:{name}")),
+    "hashes": (RowShape(key="h:{id}", form="hash"), RowShape(key="h:{id}", form="hash")),
+    "sets": (RowShape(key="all", form="set", member="{name}"),) * 2,
+    "another shape": (PLAIN, RowShape(key="{{u}}:{id}", form="text", value="{name}")),
     "another form at the same keys": (
-        Shape(key="u:{id}"),
-        Shape(key="u:{id}", form="hash", fields=("name",)),
+        RowShape(key="u:{id}"),
+        RowShape(key="u:{id}", form="hash", fields=("name",)),
     ),
 }
 
@@ -63,7 +63,9 @@ def put(sink: RedisSink, seq: int, *users: int) -> None:
     sink.commit(applied(seq))
 
 
-def built(settings: Settings, shapes: tuple[Shape, Shape]) -> tuple[RedisSink, RedisSink]:
+def built(
+    settings: RedisSettings, shapes: tuple[RowShape, RowShape]
+) -> tuple[RedisSink, RedisSink]:
     """Return a current generation with a row too many and one too few, and a shadow build."""
     old = RedisSink(settings._replace(shapes={"public.users": shapes[0]}))
     old.open()
@@ -79,11 +81,11 @@ def test_a_killed_switch_is_continued_at_the_next_open(
     redis_url: str,
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
-    shapes: tuple[Shape, Shape],
+    shapes: tuple[RowShape, RowShape],
 ) -> None:
     """No step removes a row that both generations have at their frontier."""
-    settings = Settings(redis_url, "shop", "cache")
-    run: Callable[[Client, Script, Iterable[Call]], list[Any]] = Client.run
+    settings = RedisSettings(redis_url, "shop", "cache")
+    run: Callable[[RedisClient, Script, Iterable[Call]], list[Any]] = RedisClient.run
     steps, ended = 0, False
     while not ended:
         redis_client.flushall()
@@ -91,21 +93,21 @@ def test_a_killed_switch_is_continued_at_the_next_open(
         before = seen(redis_client)
         left = steps
 
-        def limited(client: Client, script: Script, calls: Iterable[Call]) -> list[Any]:
+        def limited(client: RedisClient, script: Script, calls: Iterable[Call]) -> list[Any]:
             nonlocal left
             left -= 1
             if left < 0:
                 raise KilledError
             return run(client, script, calls)
 
-        monkeypatch.setattr(Client, "run", limited)
+        monkeypatch.setattr(RedisClient, "run", limited)
         try:
             old.switch(2)
             ended = True
         except KilledError:
             middle = seen(redis_client)
             _nothing_right_is_missing(before, middle, shapes)
-        monkeypatch.setattr(Client, "run", run)
+        monkeypatch.setattr(RedisClient, "run", run)
         if steps > 0:
             with pytest.raises(SwitchedError):
                 old.begin(10, [])
@@ -124,8 +126,8 @@ def test_a_killed_switch_is_continued_at_the_next_open(
 
 
 def _expected(
-    settings: Settings,
-    shape: Shape,
+    settings: RedisSettings,
+    shape: RowShape,
     client: Any,  # noqa: ANN401 - of a server or a cluster
     *users: int,
 ) -> dict[str, object]:
@@ -139,7 +141,7 @@ def _expected(
 
 
 def _nothing_right_is_missing(
-    before: dict[str, object], middle: dict[str, object], shapes: tuple[Shape, Shape]
+    before: dict[str, object], middle: dict[str, object], shapes: tuple[RowShape, RowShape]
 ) -> None:
     if shapes[0] != shapes[1]:
         return
@@ -165,7 +167,7 @@ class Turns:
         self._place = 0
         self._others: Callable[[], None] = _nobody
         for name in ("run", "ask_all"):
-            patched.setattr(Client, name, self._counted(getattr(Client, name)))
+            patched.setattr(RedisClient, name, self._counted(getattr(RedisClient, name)))
 
     def let_in(self, others: Callable[[], None], place: int, most: int) -> None:
         """Call `others` before that step, and kill them after `most` steps of their own."""
@@ -194,7 +196,7 @@ class Turns:
 
 
 def _overtaken(
-    settings: Settings, shapes: tuple[Shape, Shape], turns: Turns, place: int, most: int
+    settings: RedisSettings, shapes: tuple[RowShape, RowShape], turns: Turns, place: int, most: int
 ) -> bool:
     """Switch while others run; return whether that step was reached."""
     old, shadow = built(settings, shapes)
@@ -230,7 +232,7 @@ def test_a_slow_copy_of_a_switch_undoes_nothing(
     redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Overtaken before any of its steps by a process that ends the switch, or dies at it too."""
-    settings, turns = Settings(redis_url, "shop", "cache"), Turns(monkeypatch)
+    settings, turns = RedisSettings(redis_url, "shop", "cache"), Turns(monkeypatch)
     for shapes in (SHAPES["rows"], SHAPES["rows that move"], SHAPES["sets"]):
         wanted = _expected(settings, shapes[1], redis_client, 1, 2, 3, 5)
         for most in (4, 7, 100):
@@ -247,7 +249,7 @@ def test_a_clusters_slots_each_keep_out_who_is_late(
     redis_cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There a step is not atomic: each slot's sentinel shows how far the switch is."""
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    settings = RedisSettings(redis_cluster.url, "shop", "cache", cluster=True)
     turns, shapes = Turns(monkeypatch), SHAPES["rows"]
     with RedisCluster.from_url(redis_cluster.url) as client:
         wanted = _expected(settings, shapes[1], client, 1, 2, 3, 5)
@@ -263,7 +265,7 @@ def test_a_table_rebuilt_by_another_key_has_no_row_of_the_old_one(
     redis_url: str, redis_client: redis.Redis
 ) -> None:
     """The cut in which the key changed is applied again, after the switch."""
-    settings = Settings(redis_url, "shop", "cache")
+    settings = RedisSettings(redis_url, "shop", "cache")
     sink = RedisSink(settings)
     sink.open()
     put(sink, 9, 1, 2)
@@ -335,14 +337,14 @@ class Rows:
     "shape",
     [
         PLAIN,
-        Shape(key="by:{name}", form="fields", fields=("id", "body")),
-        Shape(key="all", form="zset", member="{id}", score="amount"),
-        Shape(ttl_seconds=100),
-        Shape(key="h:{id}", form="hash", ttl_seconds=100),
+        RowShape(key="by:{name}", form="fields", fields=("id", "body")),
+        RowShape(key="all", form="zset", member="{id}", score="amount"),
+        RowShape(ttl_seconds=100),
+        RowShape(key="h:{id}", form="hash", ttl_seconds=100),
     ],
 )
 def test_a_rebuild_is_compared_by_known_rows_not_by_visible_ones(
-    redis_url: str, redis_client: redis.Redis, shape: Shape
+    redis_url: str, redis_client: redis.Redis, shape: RowShape
 ) -> None:
     """NULL or NaN in a template, two rows at one key, unknown columns, deletes, expired rows."""
     reported: dict[int, dict[str, object]] = {
@@ -355,7 +357,7 @@ def test_a_rebuild_is_compared_by_known_rows_not_by_visible_ones(
     changes = [change(USERS, n, row(USERS, n, n, **values), n) for n, values in reported.items()]
     changes[4] = changes[4]._replace(unchanged=("body", "name", "amount"))
     builder = Rows(*changes, change(USERS, 6, None, 6))
-    sink = RedisSink(Settings(redis_url, "shop", "cache", shapes={"public.users": shape}))
+    sink = RedisSink(RedisSettings(redis_url, "shop", "cache", shapes={"public.users": shape}))
     sink.open()
     rebuild = Rebuild(sink, builder, lambda _: None)
     assert rebuild.run().generation == 2

@@ -12,8 +12,8 @@ import redis
 
 from lockstep.conformance.store import VALUES, applied
 from lockstep.sinks.contract import Change, Changes, Column, Version
-from lockstep.sinks.redis.sink import RedisSink, Settings
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.redis.sink import RedisSettings, RedisSink
+from lockstep.sinks.shapes import RowShape
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_redis import expect_indexed
 
@@ -38,17 +38,17 @@ MEMBERS: Final = Version(
     VALUES,
 )
 SHAPES: Final = {
-    "row": Shape(),
-    "row that moves": Shape(key="by:{email}"),
-    "fields": Shape(key="f:{id}", form="fields", fields=("name", "score")),
-    "fields that move": Shape(key="f:{email}", form="fields", fields=("name",)),
-    "text": Shape(key="t:{id}", form="text", value="{name} {{{score}}}"),
-    "text that moves": Shape(key="{team}/{email}", form="text", value="{id}"),
-    "hash": Shape(key="h:{id}", form="hash"),
-    "hash that moves": Shape(key="h:{email}", form="hash", fields=("id", "name")),
-    "set": Shape(key="team:{team}", form="set", member="{name}"),
-    "zset": Shape(key="team:{team}", form="zset", member="{name}", score="score"),
-    "zset by time": Shape(key="all", form="zset", member="{id}", score="joined"),
+    "row": RowShape(),
+    "row that moves": RowShape(key="by:{email}"),
+    "fields": RowShape(key="f:{id}", form="fields", fields=("name", "score")),
+    "fields that move": RowShape(key="f:{email}", form="fields", fields=("name",)),
+    "text": RowShape(key="t:{id}", form="text", value="{name} {{{score}}}"),
+    "text that moves": RowShape(key="{team}/{email}", form="text", value="{id}"),
+    "hash": RowShape(key="h:{id}", form="hash"),
+    "hash that moves": RowShape(key="h:{email}", form="hash", fields=("id", "name")),
+    "set": RowShape(key="team:{team}", form="set", member="{name}"),
+    "zset": RowShape(key="team:{team}", form="zset", member="{name}", score="score"),
+    "zset by time": RowShape(key="all", form="zset", member="{id}", score="joined"),
 }
 # Text that templates, key names, patterns or Lua could misread.
 _ODD: Final = ['a"b', "{x}", "}{", "*", "[a-z]?", "é😀", "a:b", "%3A", "\\", "\x01", "", "a b", ">"]
@@ -59,7 +59,7 @@ def change(seq: int, number: int, row: Row | None, *, unchanged: tuple[str, ...]
     return Change(b'{"id":%d}' % number, seq, body, 7, seq, seq, unchanged, op="u" if row else "d")
 
 
-def expected(shape: Shape, prefix: str, rows: dict[int, tuple[int, Row]]) -> Keyspace:
+def expected(shape: RowShape, prefix: str, rows: dict[int, tuple[int, Row]]) -> Keyspace:
     """Return what readers should see, computed in the simplest way."""
     found: Keyspace = {}
     for number, (_, row) in sorted(rows.items(), key=lambda item: item[1][0]):
@@ -86,7 +86,7 @@ def expected(shape: Shape, prefix: str, rows: dict[int, tuple[int, Row]]) -> Key
     return found
 
 
-def seen(client: Any, prefix: str, shape: Shape) -> Keyspace:  # noqa: ANN401 - untyped enough
+def seen(client: Any, prefix: str, shape: RowShape) -> Keyspace:  # noqa: ANN401 - untyped enough
     """Return all that is in Redis except the follower's own keys."""
     found: Keyspace = {}
     for name in client.scan_iter(count=1000):
@@ -157,13 +157,13 @@ class History:
 
 
 @pytest.fixture(params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> Shape:
+def shape(request: pytest.FixtureRequest) -> RowShape:
     return SHAPES[request.param]
 
 
 @pytest.fixture
-def settings(redis_url: str, redis_client: redis.Redis, shape: Shape) -> Settings:
-    return Settings(redis_url, "t", "cache", shapes={"public.members": shape})
+def settings(redis_url: str, redis_client: redis.Redis, shape: RowShape) -> RedisSettings:
+    return RedisSettings(redis_url, "t", "cache", shapes={"public.members": shape})
 
 
 def _parts(chance: Random, items: list[Change | int]) -> Iterator[Changes]:
@@ -181,7 +181,7 @@ def _parts(chance: Random, items: list[Change | int]) -> Iterator[Changes]:
 
 
 def test_any_order_and_any_repetition_end_as_the_model(
-    settings: Settings, shape: Shape, redis_client: redis.Redis
+    settings: RedisSettings, shape: RowShape, redis_client: redis.Redis
 ) -> None:
     """Single changes, late ones and truncates among them, in one or several commits."""
     for seed in range(first_seed(), first_seed() + 12):
@@ -207,7 +207,7 @@ def test_any_order_and_any_repetition_end_as_the_model(
 
 
 def test_cuts_torn_off_and_written_again_end_as_the_model(
-    settings: Settings, shape: Shape, redis_client: redis.Redis
+    settings: RedisSettings, shape: RowShape, redis_client: redis.Redis
 ) -> None:
     """The newest of each key, rows that swap emails, and columns filled from the store."""
     for seed in range(first_seed(), first_seed() + 8):
@@ -243,7 +243,7 @@ def test_cuts_torn_off_and_written_again_end_as_the_model(
         sink.close()
 
 
-def _rows_are_found_again(sink: RedisSink, shape: Shape, history: History) -> None:
+def _rows_are_found_again(sink: RedisSink, shape: RowShape, history: History) -> None:
     """What a shape shows of a row can be read back, to fill what an update does not send."""
     keys = [b'{"id":%d}' % number for number in range(6)]
     stored = sink.rows(MEMBERS, keys)

@@ -13,22 +13,22 @@ import redis
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, row
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.redis import rows
-from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
-from lockstep.sinks.shapes import Shape
+from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSettings, RedisSink
+from lockstep.sinks.shapes import RowShape
 from tests.fixtures.store_redis import expect_indexed, users
 from tests.fixtures.store_redis_cluster import ClusterServers
 
 SHAPES = {
-    "rows": Shape(),
-    "rows that move": Shape(key="{{u}}:{name}"),
-    "hashes": Shape(key="h:{id}", form="hash"),
-    "a set": Shape(key="all", form="set", member="{name}"),
+    "rows": RowShape(),
+    "rows that move": RowShape(key="{{u}}:{name}"),
+    "hashes": RowShape(key="h:{id}", form="hash"),
+    "a set": RowShape(key="all", form="set", member="{name}"),
 }
 
 
 @pytest.fixture
-def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
-    return Settings(redis_url, "shop", "cache")
+def settings(redis_url: str, redis_client: redis.Redis) -> RedisSettings:
+    return RedisSettings(redis_url, "shop", "cache")
 
 
 def scans(client: Any) -> int:  # noqa: ANN401 - of a server or a cluster's node
@@ -49,7 +49,9 @@ def truncated(seq: int) -> Changes:
 
 
 def test_a_truncate_scans_nothing_and_leaves_other_tables(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """Of small and of large cuts, with deleted, inserted and changed rows before it."""
     sink = open_sink(settings)
@@ -69,11 +71,11 @@ def test_a_truncate_scans_nothing_and_leaves_other_tables(
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_truncate_of_a_cluster_scans_nothing(
-    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink], shape: Shape
+    redis_cluster: ClusterServers, open_sink: Callable[[RedisSettings], RedisSink], shape: RowShape
 ) -> None:
     redis_cluster.flush()
     shapes = {"public.users": shape}
-    sink = open_sink(Settings(redis_cluster.url, "shop", "cache", cluster=True, shapes=shapes))
+    sink = open_sink(RedisSettings(redis_cluster.url, "shop", "cache", cluster=True, shapes=shapes))
     apply(sink, 41, users(0, 40, 1), line(41))
     before = [scans(node) for node in redis_cluster.nodes]
     apply(sink, 44, users(3, 1, 44)._replace(truncated=43))
@@ -85,9 +87,9 @@ def test_a_truncate_of_a_cluster_scans_nothing(
 @pytest.mark.parametrize("lost", ["one set", "its record", "a store of a former version"])
 def test_a_truncate_scans_where_the_index_may_lack_rows(
     lost: str,
-    settings: Settings,
+    settings: RedisSettings,
     redis_client: redis.Redis,
-    open_sink: Callable[[Settings], RedisSink],
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """An evicted set, a writer killed before its first row, and a store that never had an index."""
     apply(open_sink(settings), 200, users(0, 200, 1))
@@ -112,10 +114,10 @@ def test_a_truncate_scans_where_the_index_may_lack_rows(
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_rows_are_there_until_those_that_replace_them_are(
-    settings: Settings,
+    settings: RedisSettings,
     redis_client: redis.Redis,
-    open_sink: Callable[[Settings], RedisSink],
-    shape: Shape,
+    open_sink: Callable[[RedisSettings], RedisSink],
+    shape: RowShape,
 ) -> None:
     """As when a view is computed again: a task's copy of the sink writes the rows."""
     of_shape = settings._replace(shapes={"public.users": shape})
@@ -139,7 +141,7 @@ def test_rows_are_there_until_those_that_replace_them_are(
 
 
 def test_a_row_is_not_read_after_its_truncate(
-    settings: Settings, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings, open_sink: Callable[[RedisSettings], RedisSink]
 ) -> None:
     sink = open_sink(settings)
     apply(sink, 9, users(0, 9, 1))
@@ -150,9 +152,11 @@ def test_a_row_is_not_read_after_its_truncate(
 
 
 def test_rows_that_expire_have_no_index(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
-    sink = open_sink(settings._replace(shapes={"public.users": Shape(ttl_seconds=60)}))
+    sink = open_sink(settings._replace(shapes={"public.users": RowShape(ttl_seconds=60)}))
     apply(sink, 5, users(0, 5, 1))
     assert not redis_client.keys("shop:~cache.1#*")
     apply(sink, 6, truncated(6))
@@ -160,9 +164,9 @@ def test_rows_that_expire_have_no_index(
 
 
 def test_a_truncate_killed_in_the_middle_is_repeated(
-    settings: Settings,
+    settings: RedisSettings,
     redis_client: redis.Redis,
-    open_sink: Callable[[Settings], RedisSink],
+    open_sink: Callable[[RedisSettings], RedisSink],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Some of the rows are deleted; the next process deletes the others, by the same index."""
@@ -193,7 +197,9 @@ def test_a_truncate_killed_in_the_middle_is_repeated(
 
 
 def test_a_rebuilt_table_has_its_own_index(
-    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """It is dropped with its build."""
     sink = open_sink(settings)

@@ -17,7 +17,7 @@ from cdc.errors import ConfigError
 from cdc.log.reader import read_frontier_tail
 from cdc.runtime import spark as files
 from lockstep.jobs import replaying
-from lockstep.jobs.replaying import Replay
+from lockstep.jobs.replaying import RangeReplay
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.read_back import read_to_end
@@ -80,19 +80,19 @@ def test_a_range_is_published_once_from_archive_and_topics(kept: Kept) -> None:
     seqs += [kept.write(200), kept.write(300)]
     into = f"{kept.config.pipeline}-replay-{os.getpid()}"
     first, middle, last = seqs[0], seqs[2], seqs[3]
-    done = Replay(kept.config, into, first, middle).run()
+    done = RangeReplay(kept.config, into, first, middle).run()
     assert kept.topic(into)[: done.records] == _without_messages(kept, into, first, middle)
-    again = Replay(kept.config, into, first, middle).run()
+    again = RangeReplay(kept.config, into, first, middle).run()
     assert (again.events, again.continued) == (0, middle)
-    Replay(kept.config, into, first, last).run()
+    RangeReplay(kept.config, into, first, last).run()
     assert kept.topic(into) == _without_messages(kept, into, first, last)
     one = f"{into}-users"
-    Replay(kept.config, one, "beginning", last, ("public.users",)).run()
+    RangeReplay(kept.config, one, "beginning", last, ("public.users",)).run()
     assert kept.topic(one) == kept.log(0, last, "users")
     with pytest.raises(ConfigError, match="holds other records"):
-        Replay(kept.config, one, first, last).run()
+        RangeReplay(kept.config, one, first, last).run()
     with pytest.raises(ConfigError, match="pipeline's own topics"):
-        Replay(kept.config, f"{kept.config.prefix}.public.users", first, last)
+        RangeReplay(kept.config, f"{kept.config.prefix}.public.users", first, last)
 
 
 def _without_messages(kept: Kept, into: str, first: int, last: int) -> list[Record]:

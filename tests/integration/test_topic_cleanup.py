@@ -25,7 +25,7 @@ from cdc.operate.findings import Severity
 from cdc.operate.followers import ARCHIVE
 from cdc.verify import topics as topics_proof
 from lockstep.jobs.apply import stores
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving import versions
 from lockstep.jobs.archiving.running import Archiving
 from lockstep.jobs.compacting.running import Compaction
@@ -33,7 +33,7 @@ from lockstep.jobs.cuts.frontiers import BEGINNING, LATEST
 from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.in_place import InPlace
-from lockstep.jobs.replaying import Replay
+from lockstep.jobs.replaying import RangeReplay
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.archived import Archived
 from tests.fixtures.console import ConsoleUnderTest
@@ -93,7 +93,7 @@ class Overwritten:
             found = connection.execute(b"SELECT id, n FROM users ORDER BY id").fetchall()
         return [{"id": key, "n": n} for key, n in found]
 
-    def run(self, name: str, until: LSN) -> Run:
+    def run(self, name: str, until: LSN) -> FollowerRun:
         spark = SparkStart(lambda: pytest.fail("no Spark"), set())
         return run_of(spark, self.config, name, until)
 
@@ -173,8 +173,8 @@ def test_no_reader_of_a_compacted_range_misses_events_and_a_base_fills_a_store(
     assert "needs every event" in lagging.error.hint
     # A replay from the topics, with no archive that has the range.
     with pytest.raises(CompactedError, match=range_):
-        Replay(other, f"{config.prefix}-replayed", BEGINNING, LATEST).run()
-    Replay(config, f"{config.prefix}-replayed", BEGINNING, LATEST).run()
+        RangeReplay(other, f"{config.prefix}-replayed", BEGINNING, LATEST).run()
+    RangeReplay(config, f"{config.prefix}-replayed", BEGINNING, LATEST).run()
     # Versions of a row: the archive has them all, the topic has not.
     assert len(versions.history(config, "public.users", "1")) == 13
     with pytest.raises(CompactedError, match="Kafka has compacted it"):
@@ -196,9 +196,9 @@ def test_no_reader_of_a_compacted_range_misses_events_and_a_base_fills_a_store(
     assert topics_proof.prove(config).findings, "within its lag nothing may be compacted"
 
 
-def archive(config: Config, until: LSN) -> Run:
+def archive(config: Config, until: LSN) -> FollowerRun:
     """Archive up to an LSN; return how that ended."""
-    run = Run(config, ARCHIVE, "delta", Archiving(config, None, until))
+    run = FollowerRun(config, ARCHIVE, "delta", Archiving(config, None, until))
     run.run()
     return run
 

@@ -13,7 +13,7 @@ from cdc.operate.findings import Level
 from cdc.operate.status import read_status
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following import Following
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.opensearch import bulk
 from tests.fixtures.busy_opensearch import BusyOpenSearch
@@ -42,12 +42,12 @@ def line(pipeline: NewPipeline, busy_opensearch: BusyOpenSearch) -> PipelineUnde
     return made
 
 
-def run_of(line: PipelineUnderTest, name: str = "search") -> Run:
+def run_of(line: PipelineUnderTest, name: str = "search") -> FollowerRun:
     """Return a follower's run in this process, without Spark."""
     config = line.config
     store = config.followers[name]
     sink = stores.sink(config, name, store)
-    return Run(config, name, stores.kind(store), Following(NoSpark(), config, name, sink))
+    return FollowerRun(config, name, stores.kind(store), Following(NoSpark(), config, name, sink))
 
 
 def says(line: PipelineUnderTest, level: Level, words: str) -> bool:

@@ -24,7 +24,7 @@ from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.views import computing
 from lockstep.jobs.views.plans import plan
 from lockstep.sinks.contract import Applied, Changes
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.opensearch.sink import OpenSearchSink
 from lockstep.sinks.redis.sink import RedisSink
@@ -85,7 +85,7 @@ class StoppedSink(CountingSink):
 
 
 def _store(kind: type[DeltaSink], path: Path, name: str = "views") -> Callable[[], DeltaSink]:
-    return lambda: kind(Settings("x", name, "x", str(path / name)))
+    return lambda: kind(DeltaSettings("x", name, "x", str(path / name)))
 
 
 def _contents(

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import Exit, LagError
 from cdc.failpoints import VIEW_DROP_NAMES, VIEW_NAMES
-from lockstep.jobs.changing_views import Waiting, build, drop, planned, rebuild
+from lockstep.jobs.changing_views import Patience, build, drop, planned, rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.commands import CommandSession, completed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -144,7 +144,7 @@ def test_a_changed_view_is_built_and_a_dropped_ones_rows_are_deleted(changed: Ch
     changed.follow("lake")
     with changed.following("lake"):
         assert changed.states() == {"prices": {"new"}, "names": {"new"}}
-        build(changed.config, Waiting(_SECONDS))
+        build(changed.config, Patience(_SECONDS))
         changed.expect_equal("prices", PRICES)
         changed.expect_equal("names", NAMES)
         assert changed.plan() == (Exit.OK, {"prices": {"unchanged"}, "names": {"unchanged"}})
@@ -154,15 +154,15 @@ def test_a_changed_view_is_built_and_a_dropped_ones_rows_are_deleted(changed: Ch
         assert f"view names is declared in {changed.pipeline.config_file}:" in error
         changed.declare({"prices": {"sql": CHANGED, "key": ["id"]}})
         assert changed.plan() == (Exit.FAILED, {"prices": {"changed"}, "names": {"dropped"}})
-        build(changed.config, Waiting(_SECONDS))
+        build(changed.config, Patience(_SECONDS))
         changed.expect_equal("prices", CHANGED)
         changed.expect_equal("names", NAMES)
 
-        assert drop(changed.config, STORES, "names", Waiting(_SECONDS)) == set(STORES)
+        assert drop(changed.config, STORES, "names", Patience(_SECONDS)) == set(STORES)
         assert changed.stored("names") == [[]] * len(STORES)
         changed.expect_equal("prices", CHANGED)
         assert changed.states() == {"prices": {"unchanged"}}
-        assert drop(changed.config, STORES, "names", Waiting(_SECONDS)) == set()
+        assert drop(changed.config, STORES, "names", Patience(_SECONDS)) == set()
 
 
 @pytest.mark.long("five followers are started twice: a minute")
@@ -174,12 +174,12 @@ def test_a_follower_that_runs_builds_its_views_itself_and_is_stopped_for_a_drop(
     changed.follow("lake", *STORES)
     changed.declare({"prices": {"sql": CHANGED, "key": ["id"]}})
     with changed.following("lake", *STORES) as runs:
-        build(changed.config, Waiting(_SECONDS))
+        build(changed.config, Patience(_SECONDS))
         changed.expect_equal("prices", CHANGED)
         fine = {"following", "catching_up"}
         wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
         with pytest.raises(LagError, match=r"answers.* has not deleted names"):
-            drop(changed.config, STORES, "names", Waiting(3))
+            drop(changed.config, STORES, "names", Patience(3))
         changed.expect_equal("names", NAMES)
 
 
@@ -191,14 +191,14 @@ def test_a_view_is_computed_again_where_no_other_copy_of_its_follower_runs(
     changed.follow("lake", *STORES)
     with changed.following("lake"):
         assert changed.client.delete(f"{changed.prefix}-prices:3")
-        rebuild(changed.config, ["cache"], "prices", Waiting(_SECONDS))
+        rebuild(changed.config, ["cache"], "prices", Patience(_SECONDS))
         changed.expect_equal("prices", PRICES)
     with changed.following("lake", "cache") as runs:
         assert changed.client.delete(f"{changed.prefix}-prices:3")
         fine = {"following", "catching_up"}
         wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
         with pytest.raises(LagError, match="cache has not computed prices again"):
-            rebuild(changed.config, ["cache"], "prices", Waiting(3))
+            rebuild(changed.config, ["cache"], "prices", Patience(3))
         assert not changed.client.exists(f"{changed.prefix}-prices:3")
 
 

@@ -29,7 +29,7 @@ from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.log import group_records, names, topics
 from cdc.log.consumer import LogConsumer
 from cdc.log.groups import Group, group_id
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.operate.status import read_status
 from cdc.operate.webhooks import WebhooksReader
 from tests.fixtures.commands import environment
@@ -366,7 +366,7 @@ def is_of(key: int, event: dict[str, Any]) -> bool:
     return bool(event["change"]["after"]["id"] == key)
 
 
-def held_by(line: PipelineUnderTest, topic: str) -> dict[tuple[str, int], Range]:
+def held_by(line: PipelineUnderTest, topic: str) -> dict[tuple[str, int], OffsetRange]:
     """Return the offsets that each partition of a topic holds, once all is committed."""
     wait_until(lambda: line.frontiers()[-1].seq == 1 + 40, "the log does not have it all")
     count = line.resume()[0].partitions[topic]

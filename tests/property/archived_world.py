@@ -10,10 +10,10 @@ from cdc.config import Config
 from cdc.log import names, records
 from cdc.log.records import FrontierRecord
 from lockstep.jobs.archiving import layout
-from lockstep.jobs.archiving.layout import CutRecord, Position, Span
-from lockstep.jobs.archiving.rows import Rows, of_cut_record
+from lockstep.jobs.archiving.layout import ArchivePosition, CutRecord, CutSpan
+from lockstep.jobs.archiving.rows import CutRows, of_cut_record
 from lockstep.jobs.archiving.running import opened
-from lockstep.jobs.archiving.writing import Writer
+from lockstep.jobs.archiving.writing import ArchiveWriter
 from lockstep.jobs.compacting.frontiers import by_topic
 from lockstep.sinks.contract import Applied
 from tests.property.followed_world import World
@@ -43,7 +43,7 @@ class ArchivedWorld:
         self.position = self.archive.open()
         self._done = 0  # frontiers
 
-    def archive_upto(self, frontiers: int) -> Position:
+    def archive_upto(self, frontiers: int) -> ArchivePosition:
         """Archive the log up to the number of frontiers, as one cut."""
         world, before = self.world, self.position
         ends: dict[Place, int] = dict(before.applied.end_of)
@@ -85,14 +85,14 @@ class ArchivedWorld:
     ) -> None:
         before, last = self.position, self.world.frontiers[frontiers - 1]
         number = before.newest.number + 1 if before.newest else 1
-        writer, spans = Writer(self.archive.files), []
+        writer, spans = ArchiveWriter(self.archive.files), []
         for place, its in sorted(parts.items()):
-            rows = Rows(PREFIX, number, *place)
+            rows = CutRows(PREFIX, number, *place)
             columns = [list(column) for column in zip(*its, strict=True)]
             writer.add(rows.add(*columns))
             root = rows.tree.root().hex()
             start, end = starts.get(place, 0), ends[place]
-            spans.append(Span(*place, start, end, rows.events, rows.tree.count, root))
+            spans.append(CutSpan(*place, start, end, rows.events, rows.tree.count, root))
         record = CutRecord(
             pipeline="shop",
             number=number,
@@ -112,7 +112,7 @@ class ArchivedWorld:
             "shop", 1, last.epoch, last.lsn, last.seq, last.committed_at_us, frontiers,
             by_topic(ends),
         )  # fmt: skip
-        after = Position(applied, record, layout.digest(layout.encode(record)))
+        after = ArchivePosition(applied, record, layout.digest(layout.encode(record)))
         writer.add(of_cut_record(PREFIX, record))
         self.archive.commit(writer.finish(), after, "WRITE")
         self.position, self._done = after, frontiers

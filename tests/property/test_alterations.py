@@ -28,7 +28,7 @@ from lockstep.jobs.cuts.altered import alterations, parts
 from lockstep.jobs.cuts.reduce import Bounds, Events
 from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Applied, Sink, Version
-from lockstep.sinks.delta.settings import Settings as DeltaSettings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.sql.sink import SqlSettings, SqlSink
 from tests.property.reference import PLACEHOLDER

@@ -21,9 +21,9 @@ from cdc.config import Config
 from cdc.verify.events import canonical
 from lockstep.jobs.compacting import layout, past, proving, runs, slices
 from lockstep.jobs.compacting.older import OlderEvents
-from lockstep.jobs.compacting.past import State, newest_rows
+from lockstep.jobs.compacting.past import PastState, newest_rows
 from lockstep.jobs.compacting.running import Compaction
-from lockstep.jobs.compacting.slices import Tables
+from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.in_order import in_order
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Change
@@ -34,17 +34,17 @@ from tests.property.followed_world import CLICKS, LINES, USERS
 from tests.property.test_reduce import made
 
 
-def rows_of(state: State) -> pa.Table:
+def rows_of(state: PastState) -> pa.Table:
     """Return the rows of a state, as its slices have them."""
-    tables = Tables(state.past)
+    tables = PastTables(state.past)
     older = OlderEvents(tables)
     parts = [newest_rows(state.past, tables, older, each) for each in state.slices()]
     return pa.concat_tables([layout.SCHEMA.empty_table(), *parts])
 
 
-def contents(state: State, rows: pa.Table) -> dict[str, Any]:
+def contents(state: PastState, rows: pa.Table) -> dict[str, Any]:
     """Return the tables that rows of a base hold: their events read as the contract says."""
-    older = OlderEvents(Tables(state.past))
+    older = OlderEvents(PastTables(state.past))
     found: dict[str, Any] = {USERS: {}, LINES: {}}
     for row in rows.to_pylist():
         if row["topic"] == CLICKS or row["op"] == "d":
@@ -76,7 +76,7 @@ def keyless(changes: Sequence[Change]) -> list[bytes]:
     return sorted(found)
 
 
-def expect(state: State, rows: pa.Table, wanted: dict[str, Any]) -> None:
+def expect(state: PastState, rows: pa.Table, wanted: dict[str, Any]) -> None:
     found = contents(state, rows)
     assert found[USERS] == wanted[USERS]
     assert found[LINES] == wanted[LINES]
@@ -141,7 +141,7 @@ def expect_base(config: Config, record: layout.BaseRecord, wanted: dict[str, Any
     state = past.find(config)
     assert state is not None
     assert state.base == record
-    base = Tables(state.past).base
+    base = PastTables(state.past).base
     assert base is not None
     rows = lake.read(base, layout.SCHEMA.names).cast(layout.SCHEMA)
     assert layout.total(layout.counted(rows)) == tuple(each for each in record.tables if each.rows)

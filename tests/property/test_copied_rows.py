@@ -18,8 +18,8 @@ from cdc.encode.routes import TableRoute as Route
 from cdc.errors import ConfigError, InvariantError, ProtocolError
 from cdc.events import LSN
 from cdc.log.batch import Batch
-from cdc.snapshot.initial.records import Range
-from cdc.snapshot.initial.rows import Rows, transaction
+from cdc.snapshot.initial.records import PageRange
+from cdc.snapshot.initial.rows import RangeRows, transaction
 from cdc.source import copying as copying_module
 from cdc.source.copying import Copying
 from tests.property.rows import Table, rows, tables
@@ -95,8 +95,10 @@ class Reading:
         route = Route(encoder, self.batch.topic(version.topic, encoder.partitions), session.dead)
         members = transaction(EPOCH, LSN(0x2000), 1_767_323_045_123_456)
         event = route.encoder.copied_format(LSN(0x2000), *members)
-        each = Range(table=0, number=0, first_page=0, end_page=1, first_seq=100, capacity=capacity)
-        self.rows = Rows(route, event, each, self.batch)
+        each = PageRange(
+            table=0, number=0, first_page=0, end_page=1, first_seq=100, capacity=capacity
+        )
+        self.rows = RangeRows(route, event, each, self.batch)
         self.session = session
 
     def waiting(self) -> list[tuple[int, bytes | None, bytes]]:

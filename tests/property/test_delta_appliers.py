@@ -15,7 +15,7 @@ from lockstep.jobs.apply.delta_merge import SparkMerge
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes, Column, Version
 from lockstep.sinks.delta import rewrites
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.seeds import examples, first_seed
 
@@ -133,7 +133,7 @@ def seen(path: str, table: str, *but: str) -> list[str]:
 
 def same_as_model(path: str, play: Play) -> None:
     """Assert that the store's rows, in the log's form, are the model's."""
-    sink = DeltaSink(Settings("shop", "mirror", "shop", path))
+    sink = DeltaSink(DeltaSettings("shop", "mirror", "shop", path))
     sink.open()
     found = {key: msgspec.json.decode(row) for key, _, row in sink.contents(play.version)}
     sink.close()
@@ -186,7 +186,7 @@ def play_on(lake: Path, chance: Random, version: Version, *hows: str, turns: int
 
 def opened(lake: Path, how: str) -> DeltaSink:
     """Return the sink of one applier."""
-    settings = Settings("shop", "mirror", "shop", str(lake / how), applier=how)
+    settings = DeltaSettings("shop", "mirror", "shop", str(lake / how), applier=how)
     if how == "spark":
         settings = settings._replace(large=SparkMerge({}))
     sink = DeltaSink(settings)

@@ -28,7 +28,7 @@ from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Applied, Change, Version
 from lockstep.sinks.delta import buckets, keyless_buckets, targets
 from lockstep.sinks.delta.layout import COMMIT_LSN, COMMITTED_AT, SEQ
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.targets import Piece, Target
 from tests.fixtures.seeds import examples
@@ -62,7 +62,7 @@ class Tasks:
         self,
         world: World,
         chance: Random,
-        settings: Settings,
+        settings: DeltaSettings,
         large: float,
     ) -> None:
         self.chance, self.settings, self.large = chance, settings, large
@@ -237,7 +237,7 @@ def test_tasks_leave_the_databases_state(
             limits.enter_context(patch.object(module, name, value))
         paths = [str(Path(folder, name)) for name in ("mixed", "small")]
         one, other = (
-            Settings(
+            DeltaSettings(
                 "shop",
                 "mirror",
                 PREFIX,

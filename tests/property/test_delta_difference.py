@@ -25,16 +25,16 @@ from lockstep.jobs.documents.rows import NodeRows
 from lockstep.jobs.views.states import TableStates
 from lockstep.sinks.contract import Applied, Changes
 from lockstep.sinks.delta import actions, lake, layout, plain, roaring
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.stored_files import StoredFiles
-from lockstep.sinks.documents import Node, Row, Term
+from lockstep.sinks.documents import DocumentNode, Row, Term
 from tests.fixtures.seeds import examples, first_seed
 
 _KEYS: Final = ("id", layout.SEQ)
 _MAGIC: Final = 1_681_511_377
 # A child's rows are found by their `name`, which each change sets.
-_NODE: Final = Node("users", "public.users", ("id",), (), by=(("name", "name"),))
+_NODE: Final = DocumentNode("users", "public.users", ("id",), (), by=(("name", "name"),))
 
 
 # -- deletion vectors ---------------------------------------------------------------------------
@@ -78,7 +78,9 @@ class Mirror:
         self.path, self.chance = layout.path(str(path), "shop", USERS.topic), chance
         self.version, self.seq = USERS, 0
         self.files = StoredFiles()  # of one reader, whichever versions it compares
-        self.sink = DeltaSink(Settings("t", "lake", "shop", str(path), applier=applier, soft=soft))
+        self.sink = DeltaSink(
+            DeltaSettings("t", "lake", "shop", str(path), applier=applier, soft=soft)
+        )
         self.sink.open()
         self.change()
 

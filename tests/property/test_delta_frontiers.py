@@ -18,7 +18,7 @@ from lockstep.sinks.contract import Applied
 from lockstep.sinks.delta import frontier_rows
 from lockstep.sinks.delta import frontiers as delta_frontiers
 from lockstep.sinks.delta.frontier_rows import FrontierRow, as_columns
-from lockstep.sinks.delta.frontiers import Frontiers
+from lockstep.sinks.delta.frontiers import FrontierTable
 from tests.fixtures.seeds import examples, first_seed
 
 ROUNDS = examples(3)
@@ -39,8 +39,8 @@ class Model:
         self.written: dict[Place, datetime] = {}
         self.copies = [self.opened(), self.opened()]
 
-    def opened(self) -> Frontiers:
-        frontiers = Frontiers(str(self.path), {}, {"pipeline": "shop", "follower": "lake"})
+    def opened(self) -> FrontierTable:
+        frontiers = FrontierTable(str(self.path), {}, {"pipeline": "shop", "follower": "lake"})
         frontiers.open(1)
         return frontiers
 
@@ -150,7 +150,7 @@ def test_partial_rows_read_as_the_full_rows_that_they_replace(
 
 def test_a_table_of_full_rows_only_is_continued(tmp_path: Path) -> None:
     """As an older release wrote it, without the columns of partial rows."""
-    old = Frontiers(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
+    old = FrontierTable(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
     with pytest.MonkeyPatch.context() as patched:
         partial = ("changed", "full_seq", "full_lsn")
         fields = [field for field in frontier_rows.ARROW if field.name not in partial]
@@ -163,7 +163,7 @@ def test_a_table_of_full_rows_only_is_continued(tmp_path: Path) -> None:
     table = DeltaTable(tmp_path / "_frontiers")
     assert "changed" not in table.to_pyarrow_table().column_names
     assert [row.versions for row in frontier_rows.rows(table, "seq = 1")] == [every]
-    new = Frontiers(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
+    new = FrontierTable(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
     new.open(1)
     for seq in (2, 3):
         every = {**every, "public.t0": seq}

@@ -17,7 +17,7 @@ from lockstep.jobs.apply.buckets import files_to_end
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Change, Changes
 from lockstep.sinks.delta import buckets, targets
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.seeds import examples, first_seed
 
@@ -92,7 +92,7 @@ def test_a_history_holds_every_state_that_the_table_had(
     And however they are divided among tasks, in turns with cuts that the driver writes.
     """
     chance = Random(seed)
-    settings = Settings(
+    settings = DeltaSettings(
         "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"}),
         applier="vectors" if applier == "tasks" else applier,
     )  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_history_holds_every_state_that_the_table_had(
 @pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
 def test_versions_of_rows_that_share_a_seq_are_ended_by_key(tmp_path: Path, applier: str) -> None:
     """As rows of a view and of a direct snapshot do."""
-    settings = Settings(
+    settings = DeltaSettings(
         "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"}),
         applier=applier,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_versions_of_rows_that_share_a_seq_are_ended_by_key(tmp_path: Path, appl
 
 def test_a_deleted_row_stays_marked_with_its_last_values(tmp_path: Path) -> None:
     """And is a normal row again when it is recreated."""
-    settings = Settings("shop", "mirror", "shop", str(tmp_path), soft=True)
+    settings = DeltaSettings("shop", "mirror", "shop", str(tmp_path), soft=True)
     sink = DeltaSink(settings)
     sink.open()
     cut(sink, 2, [change(1, row(USERS, 1, 1), 1), change(2, row(USERS, 2, 2), 2)])
@@ -190,7 +190,7 @@ def test_a_deleted_row_stays_marked_with_its_last_values(tmp_path: Path) -> None
 
 def test_a_history_without_a_key_is_refused(tmp_path: Path) -> None:
     sink = DeltaSink(
-        Settings("shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.clicks"}))
+        DeltaSettings("shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.clicks"}))
     )
     sink.open()
     with pytest.raises(ConfigError, match=r"public\.clicks"):

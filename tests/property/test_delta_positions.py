@@ -21,7 +21,7 @@ from lockstep.conformance.store import VALUES, applied
 from lockstep.sinks.contract import Change, Changes, Version
 from lockstep.sinks.delta import layout, log, positions, vectors
 from lockstep.sinks.delta.keys import hashes
-from lockstep.sinks.delta.settings import Settings
+from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.seeds import examples, first_seed
 from tests.property.test_delta_appliers import BIG, ODD_DAYS, TABLES, WIDER, seen
@@ -33,7 +33,9 @@ Row = dict[str, Any]
 
 
 def opened(path: Path, how: str, history: frozenset[str]) -> DeltaSink:
-    sink = DeltaSink(Settings("shop", "m", "shop", str(path / how), history=history, applier=how))
+    sink = DeltaSink(
+        DeltaSettings("shop", "m", "shop", str(path / how), history=history, applier=how)
+    )
     sink.open()
     return sink
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lockstep.sinks.delta import actions, lake, layout, parts
 from lockstep.sinks.delta.actions import Files, put_version
-from lockstep.sinks.delta.lake import Commit
+from lockstep.sinks.delta.lake import CommitInfo
 from lockstep.sinks.delta.stats import Stats, with_deleted, without_values
 
 # Characters around the limits at which text is cut and compared, including the last one.
@@ -120,7 +120,7 @@ def test_files_end_when_full_and_abandoned_ones_are_in_no_commit(
     assert max(held) < 10_000
     assert len(written.done) > 2
     assert all(part.bytes == (tmp_path / part.path).stat().st_size for part in written.done)
-    put_version(files, 1, [part.action for part in written.done], {}, Commit("a", 1, {}))
+    put_version(files, 1, [part.action for part in written.done], {}, CommitInfo("a", 1, {}))
     table.update_incremental()
     assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == list(range(5_000))
 

@@ -19,12 +19,12 @@ from cdc.events import LSN
 from cdc.log import digests
 from cdc.log.batch import Batch
 from cdc.log.digests import ChunkHash
-from cdc.log.frontiers import Frontiers
+from cdc.log.frontiers import FrontierCounts
 from cdc.log.partitions import Partition
 from cdc.log.records import FrontierRecord, ResumePosition
 from cdc.snapshot.initial.records import RangeRecord
 from cdc.snapshot.initial.topic import InitialLog, digests_of
-from cdc.verify.digests import Difference, FrontierChain, PartitionCheck
+from cdc.verify.digests import DigestDifference, FrontierChain, PartitionCheck
 from tests.property.stream import position
 
 DATA, DEAD = "p.a.t", "p.cdc.dead"
@@ -61,7 +61,7 @@ class Writer:
         self.seq, self.lsn = resume.seq, int(resume.end_lsn)
         pending = [(topic, number) for topic, number, _ in resume.pending]
         ends = {each: self.log.ends[each] for each in pending}
-        self.frontiers = Frontiers("p", 1, resume, ends)
+        self.frontiers = FrontierCounts("p", 1, resume, ends)
 
     def write(self) -> None:
         """Put the events of a part of a source transaction into the batch."""
@@ -134,7 +134,7 @@ def written(seed: int) -> tuple[Random, Log]:
     return chance, writer.log
 
 
-def differences(chance: Random, log: Log | Snapshot) -> Iterator[tuple[int, Difference]]:
+def differences(chance: Random, log: Log | Snapshot) -> Iterator[tuple[int, DigestDifference]]:
     """Yield what a reader finds, with the index of the frontier."""
     chain, at = FrontierChain("", 0), dict[Partition, int]()
     for index, record in enumerate(log.frontiers):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log.direct import records, wire
-from cdc.log.direct.wire import Reader
+from cdc.log.direct.wire import AnswerReader
 
 _TEXT = st.none() | st.binary(max_size=300)
 _MESSAGES = st.lists(
@@ -29,13 +29,13 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def varint(reader: Reader) -> int:
+def varint(reader: AnswerReader) -> int:
     """Read a signed varint: zigzag, so that small negatives are short."""
     value = reader.uvarint()
     return (value >> 1) ^ -(value & 1)
 
 
-def nullable(reader: Reader) -> bytes | None:
+def nullable(reader: AnswerReader) -> bytes | None:
     size = varint(reader)
     return None if size == -1 else reader.take(size)
 
@@ -49,10 +49,10 @@ def read(batch: bytes) -> tuple[dict[str, int], list[dict[str, Any]]]:
     assert first_ms == most_ms
     assert crc == crc32c(batch[21:])
     body = batch[_FRAME.size :]
-    reader = Reader(gzip.decompress(body) if attributes & 1 else body)
+    reader = AnswerReader(gzip.decompress(body) if attributes & 1 else body)
     messages = []
     for at in range(count):
-        inner = Reader(reader.take(varint(reader)))
+        inner = AnswerReader(reader.take(varint(reader)))
         assert (inner.take(1), varint(inner), varint(inner)) == (b"\0", 0, at)
         key, value = nullable(inner), nullable(inner)
         assert varint(inner) == 0
@@ -99,7 +99,7 @@ def test_a_batch_of_large_records_is_compressed(size: int, count: int) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_a_varint_read_back_is_what_was_written(value: int) -> None:
-    reader = Reader(wire.uvarint(value))
+    reader = AnswerReader(wire.uvarint(value))
     found = reader.uvarint()
     reader.end()
     assert found == value
@@ -111,6 +111,6 @@ def test_a_string_read_back_is_what_was_written(text: str | None) -> None:
         data = wire.string(text)
     except UnicodeEncodeError:
         return  # half of a surrogate pair is not valid text
-    reader = Reader(data)
+    reader = AnswerReader(data)
     assert reader.string() == text
     reader.end()

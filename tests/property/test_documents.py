@@ -28,7 +28,7 @@ from lockstep.jobs.documents.rows import NodeRows
 from lockstep.sinks.contract import Applied, Column, Version
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.stored_files import StoredFiles
-from lockstep.sinks.documents import Node, Row, Terms
+from lockstep.sinks.documents import DocumentNode, Row, Terms
 
 Table = dict[tuple[Any, ...], tuple[int, dict[str, Any]]]  # seq and row by key
 World = dict[str, Table]
@@ -146,22 +146,26 @@ class ArrowTables:
     """A simple implementation of `jobs.documents.kinds.Tables`."""
 
     world: World
-    rows: dict[Node, NodeRows]
+    rows: dict[DocumentNode, NodeRows]
 
-    def every(self, node: Node) -> Iterator[Row]:
+    def every(self, node: DocumentNode) -> Iterator[Row]:
         reader = self.rows[node]
         for batch in arrow(node.table, self.world[node.table]).to_batches():
             yield from reader.read(batch.select(reader.columns))
 
-    def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
+    def find(
+        self, node: DocumentNode, columns: tuple[str, ...], wanted: frozenset[Terms]
+    ) -> Iterator[Row]:
         return (row for row in self.every(node) if row.of(columns) in wanted)
 
     trace = find
 
-    def difference(self, node: Node, since: ArrowTables) -> tuple[Iterator[Row], Iterator[Row]]:
+    def difference(
+        self, node: DocumentNode, since: ArrowTables
+    ) -> tuple[Iterator[Row], Iterator[Row]]:
         return since.lacking(node, self), self.lacking(node, since)
 
-    def lacking(self, node: Node, other: ArrowTables) -> Iterator[Row]:
+    def lacking(self, node: DocumentNode, other: ArrowTables) -> Iterator[Row]:
         there = other.world[node.table]
         left = {
             key: each
@@ -183,7 +187,7 @@ class Deltas:
     last: World = field(default_factory=dict)
     files: StoredFiles = field(default_factory=StoredFiles)
 
-    def at(self, world: World, rows: dict[Node, NodeRows]) -> MirrorTables:
+    def at(self, world: World, rows: dict[DocumentNode, NodeRows]) -> MirrorTables:
         for name, table in world.items():
             if table != self.last.get(name):
                 self._write(name, table)
@@ -269,7 +273,8 @@ def _step(world: World, what: str, of: Any, seq: int) -> None:  # noqa: ANN401 -
 
 
 def _follow(
-    steps: list[tuple[str, Any]], at: Callable[[World, dict[Node, NodeRows]], DocumentTables]
+    steps: list[tuple[str, Any]],
+    at: Callable[[World, dict[DocumentNode, NodeRows]], DocumentTables],
 ) -> None:
     kinds = {name: DocumentKind(name, document, VERSIONS) for name, document in DOCUMENTS.items()}
     rows = {node: reader for kind in kinds.values() for node, reader in kind.rows.items()}

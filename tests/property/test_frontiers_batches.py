@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.events import LSN
-from cdc.log.frontiers import Frontiers
+from cdc.log.frontiers import FrontierCounts
 from cdc.log.partitions import Partition
 from cdc.log.records import FrontierRecord, ResumePosition
 from tests.property.stream import position
@@ -68,13 +68,13 @@ def check(log: Log) -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 25))
 def test_frontiers_count_every_event_once_and_lie_on_boundaries(seed: int, steps: int) -> None:
     chance, log = Random(seed), Log()
-    frontiers = Frontiers("p", 1, log.resume, {})
+    frontiers = FrontierCounts("p", 1, log.resume, {})
     seq, lsn, schema = 0, int(log.resume.end_lsn), log.resume
     for _ in range(steps):
         if chance.random() < 0.2:  # a crash, in or between transactions
             pending = [(topic, number) for topic, number, _ in log.resume.pending]
             ends = {place: log.ends[place] for place in pending}
-            frontiers = Frontiers("p", 1, log.resume, ends)
+            frontiers = FrontierCounts("p", 1, log.resume, ends)
             seq = log.resume.seq
         events = (
             {place: chance.randint(1, 5) for place in PLACES if chance.random() < 0.5}
@@ -96,7 +96,9 @@ def test_frontiers_count_every_event_once_and_lie_on_boundaries(seed: int, steps
         )
         if chance.random() < 0.2:  # the commit fails: its session ends, and the log has none of it
             pending = [(topic, number) for topic, number, _ in log.resume.pending]
-            frontiers = Frontiers("p", 1, log.resume, {place: log.ends[place] for place in pending})
+            frontiers = FrontierCounts(
+                "p", 1, log.resume, {place: log.ends[place] for place in pending}
+            )
             seq = log.resume.seq
             continue
         ends = log.commit(schema, events, frontier)
@@ -109,7 +111,7 @@ def test_frontiers_count_every_event_once_and_lie_on_boundaries(seed: int, steps
     if not log.resume.open:
         pending = [(topic, number) for topic, number, _ in log.resume.pending]
         ends = {place: log.ends[place] for place in pending}
-        last = Frontiers("p", 1, log.resume, ends).take()
+        last = FrontierCounts("p", 1, log.resume, ends).take()
         assert (last is not None) == bool(pending)
         log.commit(position(end_lsn=lsn, seq=seq), {}, last)
         check(log)

@@ -17,7 +17,7 @@ from lockstep.jobs.apply import large
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Applied, Changes, Version
-from lockstep.sinks.delta.gathered import Gathered
+from lockstep.sinks.delta.gathered import GatheredChanges
 from tests.property.followed_world import Record
 from tests.property.test_reduce import Cuts, Following, Partitions, by_table, expect, made
 
@@ -27,11 +27,11 @@ class Gathering(MemorySink):
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         super().begin(reached, versions, above)
-        self.gathered: dict[str, Gathered] = {}
+        self.gathered: dict[str, GatheredChanges] = {}
 
     def write(self, changes: Changes) -> int:
         name = changes.version.name
-        new = Gathered(history=name in self.histories())
+        new = GatheredChanges(history=name in self.histories())
         self.gathered.setdefault(name, new).add(changes)
         return 0
 

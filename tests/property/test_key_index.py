@@ -18,7 +18,7 @@ from cdc.config import Config
 from cdc.console import key_index, key_search
 from cdc.console.key_indexer import TopicIndex
 from cdc.console.key_search import KeySearch, versions
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 from cdc.log.topics import Described
 
 TOPIC = "shop.public.t"
@@ -84,10 +84,10 @@ class Log:
 
     # --- the consumer ---
 
-    def look_up(self, partitions: Any) -> dict[Partition, Range]:  # noqa: ANN401 - any collection
-        return {each: Range(self.starts[each], self.ends[each]) for each in partitions}
+    def look_up(self, partitions: Any) -> dict[Partition, OffsetRange]:  # noqa: ANN401 - any collection
+        return {each: OffsetRange(self.starts[each], self.ends[each]) for each in partitions}
 
-    def pieces(self, ranges: dict[Partition, Range]) -> Any:  # noqa: ANN401 - an iterator
+    def pieces(self, ranges: dict[Partition, OffsetRange]) -> Any:  # noqa: ANN401 - an iterator
         for each, span in ranges.items():
             assert self.starts[each] <= span.start < span.end <= self.ends[each]
             found = [self.records[each][at] for at in range(*span) if at in self.records[each]]

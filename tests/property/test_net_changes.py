@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.jobs.cuts.changes import ChangeEvent, event, net
 from lockstep.jobs.cuts.in_order import in_order
-from lockstep.jobs.cuts.spool import Spool
+from lockstep.jobs.cuts.spool import PieceSpool
 from lockstep.sinks.contract import Change
 from tests.property.followed_world import CLICKS
 from tests.property.test_reduce import Cuts, Following, Partitions, by_table, made
@@ -77,7 +77,7 @@ def pairs(partitions: Partitions) -> list[tuple[bytes | None, bytes]]:
 def test_a_spool_returns_every_event_and_each_key_in_one_bucket_in_order(
     *, pieces: list[list[tuple[bytes | None, bytes]]], buckets: int
 ) -> None:
-    with Spool(buckets) as spool:
+    with PieceSpool(buckets) as spool:
         for piece in pieces:
             spool.add([key for key, _ in piece], [value for _, value in piece])
         read = [

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.sinks.shapes import Placer, Shape
+from lockstep.sinks.shapes import Placer, RowShape
 
 
 @settings(max_examples=200)
@@ -16,5 +16,5 @@ from lockstep.sinks.shapes import Placer, Shape
 def test_a_place_shows_its_possible_keys(values: list[object]) -> None:
     columns = tuple(f"c{n}" for n in range(len(values)))
     key = msgspec.json.encode(dict(zip(columns, values, strict=True)))
-    placer = Placer(Shape(), "shop", "public.users")
+    placer = Placer(RowShape(), "shop", "public.users")
     assert key in placer.keys(placer.place(key), columns)

@@ -29,7 +29,7 @@ from lockstep.jobs.cuts.in_order import Letter, in_order
 from lockstep.jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
 from lockstep.jobs.cuts.schemas import version
 from lockstep.sinks.contract import Applied, Changes, Column, Version
-from lockstep.sinks.shapes import Shape, Shaper
+from lockstep.sinks.shapes import RowShape, Shaper
 from tests.property.followed_world import CLICKS, LINES, USERS, Record, World
 from tests.property.stream import PREFIX
 
@@ -388,5 +388,5 @@ def test_unknown_columns_are_named_as_unchanged() -> None:
         assert change.unchanged == ("body",)
         assert orjson.loads(change.row or b"") == {"id": 1, "name": "Ada", "note": "kept"}
         for form, shows in (("row", False), ("fields", False), ("hash", False), ("text", True)):
-            shape = Shape(key="u:{name}", form=form, value="{id}" if form == "text" else None)
+            shape = RowShape(key="u:{name}", form=form, value="{id}" if form == "text" else None)
             assert bool(Shaper(shape, table, "shop").shaped(change)) is shows

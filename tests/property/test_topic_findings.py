@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import GapError
 from cdc.log.expected import EpochError, Expected, Retained, verify
-from cdc.log.offsets import Observed, Span
+from cdc.log.offsets import Observed, OffsetSpan
 
 _NAMES = ("p.a.t", "p.a.u", "p.cdc.frontier", "p.cdc.schemas", "p.cdc.resume")
 _MANY = 1_000
@@ -30,7 +30,7 @@ def logs(draw: st.DrawFn) -> Log:
             retained = draw(st.integers(1, end))
             stable = draw(st.integers(0, end + 3))
             first = 0 if topic.endswith("schemas") else draw(st.integers(0, retained - 1))
-            spans[topic, number] = Span(first, stable, end + draw(st.integers(0, 3)))
+            spans[topic, number] = OffsetSpan(first, stable, end + draw(st.integers(0, 3)))
             expected.ends[topic, number] = end
             if draw(st.booleans()):
                 expected.retained[topic, number] = Retained(retained, 0.0)

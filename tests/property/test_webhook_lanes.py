@@ -9,12 +9,12 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.deliver.lanes import Event, Lanes, Sending
+from cdc.deliver.lanes import KeyedEvent, Lanes, Sending
 from cdc.log.groups import GroupProgress
 
 
-def event(lane: int, offset: int) -> Event:
-    return Event(lane, "t", 0, offset, b"{}")
+def event(lane: int, offset: int) -> KeyedEvent:
+    return KeyedEvent(lane, "t", 0, offset, b"{}")
 
 
 def taken(lanes: Lanes, now: float) -> Iterator[Sending]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
 from cdc.log.client import translated
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Place, Record
@@ -61,9 +61,9 @@ class Lookups:
         _config: object,
         places: Iterable[Place],
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> dict[Place, Range]:
+    ) -> dict[Place, OffsetRange]:
         with translated("looking up offsets"):
-            return {place: Range(*self.span(place, isolation)) for place in places}
+            return {place: OffsetRange(*self.span(place, isolation)) for place in places}
 
     def span(
         self, place: Place, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException
 from cdc.daemon.pipeline import Pipeline
 from cdc.decode.frames import PADDING
 from cdc.log import absence, reader, resume
-from cdc.log.frontiers import Frontiers
+from cdc.log.frontiers import FrontierCounts
 from cdc.log.producer_pool import ProducerPool
 from cdc.log.publisher import Publisher
 from cdc.sequence.sequencer import Sequencer
@@ -51,8 +51,8 @@ _commit_batch, _begin, _poll_commits = (
     Sequencer.begin,
     Pipeline.poll_commits,
 )
-_commit, _keep, _acknowledged = ProducerPool.commit, Stream.keep, Frontiers.acknowledged
-_start, _frontiers = Pipeline.start, Frontiers.__init__
+_commit, _keep, _acknowledged = ProducerPool.commit, Stream.keep, FrontierCounts.acknowledged
+_start, _frontiers = Pipeline.start, FrontierCounts.__init__
 
 
 def _confirm_before_the_commit(self: Pipeline, *idle: Any) -> None:  # noqa: ANN401 - passed on
@@ -77,12 +77,12 @@ def _skip_one_less(self: Sequencer, *begin: Any) -> None:  # noqa: ANN401 - pass
     self._skip -= 0 < self._skip < 1_000
 
 
-def _forget_what_is_pending(self: Frontiers, *resume: Any) -> None:  # noqa: ANN401 - passed on
+def _forget_what_is_pending(self: FrontierCounts, *resume: Any) -> None:  # noqa: ANN401 - passed on
     _frontiers(self, *resume)
     self._pending.clear()
 
 
-def _report_ends_too_low(self: Frontiers, position: Any, ends: dict[Any, int]) -> None:  # noqa: ANN401
+def _report_ends_too_low(self: FrontierCounts, position: Any, ends: dict[Any, int]) -> None:  # noqa: ANN401
     _acknowledged(self, position, {place: max(end - 1, -1) for place, end in ends.items()})
 
 
@@ -122,8 +122,8 @@ _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
     (ProducerPool, "commit", _commit_in_any_order),
     (Sequencer, "begin", _skip_one_more),
     (Sequencer, "begin", _skip_one_less),
-    (Frontiers, "__init__", _forget_what_is_pending),
-    (Frontiers, "acknowledged", _report_ends_too_low),
+    (FrontierCounts, "__init__", _forget_what_is_pending),
+    (FrontierCounts, "acknowledged", _report_ends_too_low),
     (Publisher, "commit", _trust_a_commit_without_answer),
     (Pipeline, "start", _read_the_resume_record_before_fencing),
     (Stream, "keep", _lose_the_rest_of_a_chunk),

@@ -8,7 +8,7 @@ from typing import Final
 
 from cdc.events import LSN
 from cdc.log import topics
-from cdc.log.offsets import Question
+from cdc.log.offsets import OffsetsQuestion
 from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import records_of
@@ -109,7 +109,7 @@ class Run:
         config = self._pipeline.config
         admin = topics.admin(config)
         existing = topics.existing(admin, config.prefix)
-        spans = Question(admin, existing).answer().spans
+        spans = OffsetsQuestion(admin, existing).answer().spans
         reported = len(spans) == sum(existing.values())
         return reported and all(span.stable == span.end for span in spans.values())
 

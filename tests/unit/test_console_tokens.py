@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from cdc.config.oidc import Oidc
 from cdc.console import tokens
-from cdc.console.tokens import Key, TokenError, Viewer
+from cdc.console.tokens import SigningKey, TokenError, Viewer
 from cdc.errors import UnavailableError
 from tests.fixtures.issuer import PrivateKey, jwk_of, rsa_key
 
@@ -36,7 +36,7 @@ _CLAIMS: dict[str, Any] = {
 }
 
 
-def key_of(private: PrivateKey, **more: str) -> Key:
+def key_of(private: PrivateKey, **more: str) -> SigningKey:
     """Return what is kept of a key that an issuer publishes."""
     document = orjson.dumps({"keys": [jwk_of(private, "k", **more)]})
     return tokens.keys_of(document)["k"]
@@ -72,14 +72,14 @@ def signed_as(header: object, body: object) -> str:
     return f"{text}.{part(signature)}"
 
 
-def viewer(token: str, key: Key | None = None, **oidc: Any) -> Viewer:  # noqa: ANN401 - fields
+def viewer(token: str, key: SigningKey | None = None, **oidc: Any) -> Viewer:  # noqa: ANN401 - fields
     """Return who a token is about, as the console does it; no key of the token is chosen by it."""
     assert tokens.kid_of(token) == "k"
     fields = {name: getattr(_OIDC, name) for name in _OIDC.__struct_fields__}
     return tokens.viewer_of(token, key or key_of(_RSA), Oidc(**fields | oidc))
 
 
-def refusal(token: str, key: Key | None = None, **oidc: Any) -> str:  # noqa: ANN401 - fields
+def refusal(token: str, key: SigningKey | None = None, **oidc: Any) -> str:  # noqa: ANN401 - fields
     """Return why a token is refused; the reason has nothing of it."""
     with pytest.raises(TokenError) as caught:
         viewer(token, key, **oidc)

@@ -15,7 +15,7 @@ from cdc.errors import GapError, PermissionDeniedError, UnavailableError
 from cdc.log import absence
 from cdc.log import consumer as consumer_module
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import Partition, Range
+from cdc.log.partitions import OffsetRange, Partition
 
 PART = ("shop.public.users", 0)
 OTHER = ("shop.public.users", 1)
@@ -47,13 +47,13 @@ class Brokers:
     def __init__(self) -> None:
         self.records: dict[Partition, list[int]] = {PART: [3, 4, 6], OTHER: [0, 1]}
         # The markers of transactions are below the ends, and no records.
-        self.spans = {PART: Range(3, 8), OTHER: Range(0, 3)}
+        self.spans = {PART: OffsetRange(3, 8), OTHER: OffsetRange(0, 3)}
         self.open: dict[Partition, int] = {}  # ends above the last stable offset
         self.unknown = 0  # how often they answer that they know no such topic
         self.refusal: int | None = None
         self.silent = False
 
-    def span(self, partition: Partition) -> Range:
+    def span(self, partition: Partition) -> OffsetRange:
         if self.unknown or partition not in self.spans:
             self.unknown = max(0, self.unknown - 1)
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
@@ -143,10 +143,10 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
 
     def spans(
         _: Config, wanted: Iterable[Partition], isolation: object = IsolationLevel.READ_COMMITTED
-    ) -> dict[Partition, Range]:
+    ) -> dict[Partition, OffsetRange]:
         above = brokers.open if isolation is IsolationLevel.READ_UNCOMMITTED else {}
         return {
-            each: Range(brokers.spans[each].start, above.get(each, brokers.spans[each].end))
+            each: OffsetRange(brokers.spans[each].start, above.get(each, brokers.spans[each].end))
             for each in wanted
         }
 
@@ -166,7 +166,9 @@ def consumer(brokers: Brokers) -> LogConsumer:
     return LogConsumer(config, skip_deleted=True)
 
 
-def offsets(consumer: LogConsumer, ranges: dict[Partition, Range]) -> dict[Partition, list[Any]]:
+def offsets(
+    consumer: LogConsumer, ranges: dict[Partition, OffsetRange]
+) -> dict[Partition, list[Any]]:
     found: dict[Partition, list[Any]] = {each: [] for each in ranges}
     for partition, messages in consumer.pieces(ranges):
         found[partition] += [message.offset() for message in messages]
@@ -174,7 +176,7 @@ def offsets(consumer: LogConsumer, ranges: dict[Partition, Range]) -> dict[Parti
 
 
 def test_a_reader_that_stopped_early_may_be_closed_first(consumer: LogConsumer) -> None:
-    pieces = consumer.pieces({PART: Range(3, 8)})
+    pieces = consumer.pieces({PART: OffsetRange(3, 8)})
     next(iter(pieces))
     consumer.close()
     assert isinstance(pieces, Generator)
@@ -190,21 +192,24 @@ def test_the_leaders_of_a_topic_are_looked_up_before_it_is_first_read(
     config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
     consumer, late = LogConsumer(config, skip_deleted=True), ("shop.public.late", 0)
     consumer.look_up([PART])
-    for wanted in ({PART: Range(3, 8)}, {OTHER: Range(0, 3)}, {}):
+    for wanted in ({PART: OffsetRange(3, 8)}, {OTHER: OffsetRange(0, 3)}, {}):
         offsets(consumer, wanted)
     assert client.located == []
-    brokers.spans[late], brokers.records[late] = Range(0, 1), [0]
+    brokers.spans[late], brokers.records[late] = OffsetRange(0, 1), [0]
     for _ in range(2):
-        assert offsets(consumer, {PART: Range(3, 8), late: Range(0, 1)})[late] == [0]
+        assert offsets(consumer, {PART: OffsetRange(3, 8), late: OffsetRange(0, 1)})[late] == [0]
         consumer.follow({late: 0})
     assert client.located == ["shop.public.late"]
 
 
 def test_exactly_the_ranges_are_read(consumer: LogConsumer) -> None:
     """Past the last record only the end of the partition shows that a range is complete."""
-    wanted = {PART: Range(4, 8), OTHER: Range(0, 1)}
+    wanted = {PART: OffsetRange(4, 8), OTHER: OffsetRange(0, 1)}
     assert offsets(consumer, wanted) == {PART: [4, 6], OTHER: [0]}
-    assert offsets(consumer, {PART: Range(5, 6), OTHER: Range(1, 1)}) == {PART: [], OTHER: []}
+    assert offsets(consumer, {PART: OffsetRange(5, 6), OTHER: OffsetRange(1, 1)}) == {
+        PART: [],
+        OTHER: [],
+    }
 
 
 def test_the_rest_of_a_skipped_range_is_not_read_until_it_is_asked_for_again(
@@ -212,7 +217,9 @@ def test_the_rest_of_a_skipped_range_is_not_read_until_it_is_asked_for_again(
 ) -> None:
     for _ in range(2):
         found: list[tuple[Partition, int]] = []
-        for partition, messages in consumer.pieces({PART: Range(3, 8), OTHER: Range(0, 3)}):
+        for partition, messages in consumer.pieces(
+            {PART: OffsetRange(3, 8), OTHER: OffsetRange(0, 3)}
+        ):
             found += [(partition, len(messages))]
             consumer.skip(partition)
         assert found == [(PART, 3), (OTHER, 2)]
@@ -221,15 +228,15 @@ def test_the_rest_of_a_skipped_range_is_not_read_until_it_is_asked_for_again(
 def test_what_retention_has_deleted_is_skipped_and_reported_with_its_offsets(
     consumer: LogConsumer,
 ) -> None:
-    assert offsets(consumer, {PART: Range(0, 5)}) == {PART: [3, 4]}
-    assert consumer.remaining(PART, Range(0, 5)) == Range(3, 5)
+    assert offsets(consumer, {PART: OffsetRange(0, 5)}) == {PART: [3, 4]}
+    assert consumer.remaining(PART, OffsetRange(0, 5)) == OffsetRange(3, 5)
     with pytest.raises(GapError, match="begins at offset 3: 0 to 2 are deleted"):
-        consumer.expect_complete(PART, Range(0, 5))
+        consumer.expect_complete(PART, OffsetRange(0, 5))
 
 
 def test_a_range_whose_end_does_not_exist_is_a_gap(consumer: LogConsumer) -> None:
     with pytest.raises(GapError, match=r"\[0\] ends at offset 8, and should reach 12"):
-        offsets(consumer, {PART: Range(3, 12)})
+        offsets(consumer, {PART: OffsetRange(3, 12)})
 
 
 def test_an_end_that_an_open_transaction_hides_is_no_gap(
@@ -237,14 +244,14 @@ def test_an_end_that_an_open_transaction_hides_is_no_gap(
 ) -> None:
     brokers.open = {PART: 12}
     with pytest.raises(UnavailableError, match="held back below offset 12 by a transaction"):
-        offsets(consumer, {PART: Range(3, 12)})
+        offsets(consumer, {PART: OffsetRange(3, 12)})
 
 
 def test_a_deleted_topic_is_a_gap(consumer: LogConsumer, brokers: Brokers) -> None:
     brokers.spans.clear()
     brokers.records.clear()
     with pytest.raises(GapError, match="does not exist, and its offsets 3 to 7 are to be read"):
-        offsets(consumer, {PART: Range(3, 8)})
+        offsets(consumer, {PART: OffsetRange(3, 8)})
 
 
 def test_brokers_that_send_nothing_are_an_error_with_a_remedy(
@@ -252,7 +259,7 @@ def test_brokers_that_send_nothing_are_an_error_with_a_remedy(
 ) -> None:
     brokers.silent = True
     with pytest.raises(UnavailableError, match="nothing arrived for 30 s") as caught:
-        offsets(consumer, {PART: Range(3, 8)})
+        offsets(consumer, {PART: OffsetRange(3, 8)})
     assert "the leader's files are damaged" in caught.value.hint
 
 
@@ -261,7 +268,7 @@ def test_a_topic_that_brokers_deny_for_a_moment_exists(
     consumer: LogConsumer, brokers: Brokers, times: int
 ) -> None:
     brokers.unknown = times
-    assert consumer.confirmed_if_exists(PART) == Range(3, 8)
+    assert consumer.confirmed_if_exists(PART) == OffsetRange(3, 8)
 
 
 def test_a_topic_is_missing_once_it_is_proven(consumer: LogConsumer, brokers: Brokers) -> None:

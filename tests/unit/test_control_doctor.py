@@ -11,7 +11,7 @@ from cdc.config import Config, Log, Source
 from cdc.config.model import Migrations
 from cdc.errors import ConfigError, GapError, PermissionDeniedError
 from cdc.events import LSN
-from cdc.log.inspection import Cluster, TopicFacts
+from cdc.log.inspection import InspectedCluster, TopicFacts
 from cdc.log.records import PinnedPublication, ResumeIdentity, ResumePosition
 from cdc.log.topic_monitor import Examined
 from cdc.log.topics import data_topic, internal_topics
@@ -23,7 +23,7 @@ from cdc.operate.facts import SourceFacts
 from cdc.operate.findings import Finding, Severity, worst
 from cdc.operate.readable import size
 from cdc.runtime import extras
-from cdc.source.abilities import Abilities, Refusal
+from cdc.source.abilities import Abilities, PublicationRefusal
 from cdc.source.catalog import SourceState
 from cdc.source.publication_note import PublicationNote
 from cdc.source.publications import Publication, PublicationEntry, PublishedTable
@@ -139,7 +139,9 @@ def setting(name: str, value: str) -> dict[str, Any]:
     return server(settings=SETTINGS | {name: value})
 
 
-DENIED = Refusal(PermissionDeniedError("must be owner", hint="x"), "CREATE PUBLICATION p;")
+DENIED = PublicationRefusal(
+    PermissionDeniedError("must be owner", hint="x"), "CREATE PUBLICATION p;"
+)
 
 
 def able(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
@@ -325,7 +327,7 @@ POSITION = ResumePosition(
     at_us=0,
 )
 LOG = LogFacts(
-    cluster=Cluster("c", 1, {"transaction.max.timeout.ms": "900000"}),
+    cluster=InspectedCluster("c", 1, {"transaction.max.timeout.ms": "900000"}),
     wanted=WANTED,
     topics=TOPICS,
     transactions=None,
@@ -350,18 +352,23 @@ def transaction_log(replicas: int, least: int) -> dict[str, Any]:
     """Three brokers, and their own topic with `replicas` copies."""
     settings = {"min.insync.replicas": str(least)}
     state = TopicFacts("__transaction_state", 50, replicas, replicas, 0, settings)
-    return {"cluster": Cluster("c", 3, {}), "transaction_log": state}
+    return {"cluster": InspectedCluster("c", 3, {}), "transaction_log": state}
 
 
 LOG_CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"transactions": "denied"}, "transactions", "error", "transactional ids"),
     (
-        {"cluster": Cluster("c", 1, {"transaction.max.timeout.ms": "1000"})},
+        {"cluster": InspectedCluster("c", 1, {"transaction.max.timeout.ms": "1000"})},
         "transaction.max.timeout.ms",
         "error",
         "transaction.timeout.ms: 1000",
     ),
-    ({"cluster": Cluster("c", 3, {})}, "replication_factor", "warning", "replication_factor: 3"),
+    (
+        {"cluster": InspectedCluster("c", 3, {})},
+        "replication_factor",
+        "warning",
+        "replication_factor: 3",
+    ),
     ({"topics": {}, "resume": None}, "topics", "note", "cdc setup"),
     (users(partitions=6) | {"resume": None}, "topic_partitions", "error", "log.partitions: 6"),
     (users(leaderless=1), "topic_leader", "error", "brokers"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.operate.health import BATCH_SECONDS, LIVE_SECONDS, STALL_SECONDS, Health, State
+from cdc.operate.health import BATCH_SECONDS, LIVE_SECONDS, STALL_SECONDS, Health, HealthState
 
 
 class Clock:
@@ -28,14 +28,16 @@ def health(clock: Clock) -> Health:
 @pytest.mark.parametrize(
     ("state", "ready"),
     [
-        (State.STARTING, False),
-        (State.STANDBY, True),
-        (State.STREAMING, True),
-        (State.RECONNECTING, False),
-        (State.HALTED, False),
+        (HealthState.STARTING, False),
+        (HealthState.STANDBY, True),
+        (HealthState.STREAMING, True),
+        (HealthState.RECONNECTING, False),
+        (HealthState.HALTED, False),
     ],
 )
-def test_ready_is_streaming_or_on_standby(health: Health, state: State, *, ready: bool) -> None:
+def test_ready_is_streaming_or_on_standby(
+    health: Health, state: HealthState, *, ready: bool
+) -> None:
     health.to(state, "because")
     report = health.report()
     assert (report.ready, report.live, report.state, report.reason) == (
@@ -47,7 +49,7 @@ def test_ready_is_streaming_or_on_standby(health: Health, state: State, *, ready
 
 
 def test_a_loop_that_does_not_turn_is_dead_and_not_ready(health: Health, clock: Clock) -> None:
-    health.to(State.STREAMING)
+    health.to(HealthState.STREAMING)
     clock.seconds += LIVE_SECONDS
     assert health.report().live
     clock.seconds += 1
@@ -68,7 +70,7 @@ def passed(health: Health, clock: Clock, *, wal_end: int, published: int, seq: i
 
 
 def test_a_log_that_stalls_while_wal_grows_is_not_ready(health: Health, clock: Clock) -> None:
-    health.to(State.STREAMING)
+    health.to(HealthState.STREAMING)
     health.progress(100, 100, 7)
     passed(health, clock, wal_end=200, published=100, seq=7)
     report = health.report()
@@ -81,7 +83,7 @@ def test_a_log_that_stalls_while_wal_grows_is_not_ready(health: Health, clock: C
 
 
 def test_an_idle_database_is_not_a_stall(health: Health, clock: Clock) -> None:
-    health.to(State.STREAMING)
+    health.to(HealthState.STREAMING)
     passed(health, clock, wal_end=100, published=100, seq=7)
     assert health.report().ready
 
@@ -89,7 +91,7 @@ def test_an_idle_database_is_not_a_stall(health: Health, clock: Clock) -> None:
 def test_a_huge_transaction_is_not_a_stall_while_its_changes_flow(
     health: Health, clock: Clock
 ) -> None:
-    health.to(State.STREAMING)
+    health.to(HealthState.STREAMING)
     for seq in range(1, 10):
         clock.seconds += STALL_SECONDS / 2
         health.beat()
@@ -100,15 +102,15 @@ def test_a_huge_transaction_is_not_a_stall_while_its_changes_flow(
 def test_a_stall_before_a_reconnect_does_not_count_for_the_next_session(
     health: Health, clock: Clock
 ) -> None:
-    health.to(State.STREAMING)
+    health.to(HealthState.STREAMING)
     passed(health, clock, wal_end=200, published=100, seq=7)
-    health.to(State.RECONNECTING, "cut")
-    health.to(State.STREAMING, "again")
+    health.to(HealthState.RECONNECTING, "cut")
+    health.to(HealthState.STREAMING, "again")
     assert health.report().ready
 
 
 def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
-    health.to(State.STREAMING, "ok")
+    health.to(HealthState.STREAMING, "ok")
     health.progress(0x16B3748 + 5, 0x16B3748, 3)
     clock.seconds += 1.23456
     assert health.report().body() == {
@@ -132,7 +134,7 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
 
 
 def test_warnings_are_reported_and_do_not_make_it_unready(health: Health) -> None:
-    health.to(State.STREAMING, "ok")
+    health.to(HealthState.STREAMING, "ok")
     health.warn(["the slot is lost in 5 min"])
     assert health.report().warnings == ("the slot is lost in 5 min",)
     assert health.report().ready
@@ -143,7 +145,7 @@ def test_warnings_are_reported_and_do_not_make_it_unready(health: Health) -> Non
 def test_a_batch_that_kafka_refuses_is_reported_before_a_stall(
     health: Health, clock: Clock
 ) -> None:
-    health.to(State.STREAMING)
+    health.to(HealthState.STREAMING)
     health.progress(200, 100, 7, batch_seconds=BATCH_SECONDS - 1)
     assert health.report().ready
     clock.seconds += 2

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.log.batch import BatchContents
 from cdc.log.trace import STAGES, Moments
-from cdc.operate.health import State
+from cdc.operate.health import HealthState
 from cdc.operate.metrics import Metrics
 from tests.property.stream import position
 
@@ -27,7 +27,7 @@ def test_attributes_come_out_as_samples() -> None:
     metrics = Metrics(now=lambda: 50.0)
     metrics.wal_end_lsn, metrics.published_lsn = 300, 100
     metrics.feedback_at = 47.5
-    metrics.state = State.STREAMING
+    metrics.state = HealthState.STREAMING
     metrics.events += 5
     metrics.reconnected("UnavailableError")
     metrics.reconnected("UnavailableError")

@@ -19,7 +19,7 @@ from cdc.log.completeness import IncompleteTopic
 from cdc.log.frontier_tail import Unapplied
 from cdc.log.group_records import WebhookReport
 from cdc.log.group_states import GroupState
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import (
     LATE_SECONDS,
@@ -334,7 +334,7 @@ def hook(
 ) -> WebhookStatus:
     """Return a webhook that has just delivered everything, with some of that changed."""
     group = GroupState(
-        "webhook.billing", members, {("t", 0): 5}, {("t", 0): Range(0, 5 + lag)}, gap
+        "webhook.billing", members, {("t", 0): 5}, {("t", 0): OffsetRange(0, 5 + lag)}, gap
     )
     fields: dict[str, Any] = {
         "pipeline": "shop", "webhook": "billing", "owner": "here:1", "state": "delivering",

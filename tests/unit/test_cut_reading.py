@@ -19,7 +19,7 @@ from tests.unit.test_control_doctor import CONFIG
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cdc.log.partitions import Partition, Range
+    from cdc.log.partitions import OffsetRange, Partition
 
 MOST = Most(100, 100_000)
 USERS, CLICKS = (names.data_topic(CONFIG.prefix, "public", each) for each in ("users", "clicks"))
@@ -44,7 +44,7 @@ class Log:
         self.may_read.set()
 
     def read(
-        self, ranges: Mapping[Partition, Range], _: int | None = None
+        self, ranges: Mapping[Partition, OffsetRange], _: int | None = None
     ) -> dict[Partition, Records]:
         assert self.may_read.wait(10)
         assert not self.is_closed
@@ -56,7 +56,7 @@ class Log:
             found[place] = Records([key] * len(values), values, sum(map(len, values)))
         return found
 
-    def expect_complete(self, _: Partition, __: Range) -> None:
+    def expect_complete(self, _: Partition, __: OffsetRange) -> None:
         pass
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from cdc.config import Config, Log, Source
 from cdc.daemon import process as module
 from cdc.daemon.process import Daemon
 from cdc.errors import CDCError, Exit, GapError, PermissionDeniedError, UnavailableError
-from cdc.operate.health import State
+from cdc.operate.health import HealthState
 from cdc.sequence.replay import HistoryError
 
 CONFIG = Config(
@@ -45,7 +45,7 @@ class Scripted(Daemon):
             self.stopping = True
             return
         if (end := self.ends.pop(0)) is None:
-            self.to(State.STREAMING, "streaming")
+            self.to(HealthState.STREAMING, "streaming")
         else:
             raise end
 
@@ -78,7 +78,7 @@ def test_refused_for_ever_it_stops_in_the_end(clock: Clock) -> None:
     daemon = Scripted(clock, None, *[REFUSED] * 500)
     assert daemon.run() is Exit.PERMISSION
     assert module.PATIENCE_SECONDS <= clock.seconds <= module.PATIENCE_SECONDS + 60
-    assert daemon.health.state is State.HALTED
+    assert daemon.health.state is HealthState.HALTED
 
 
 def test_accepted_again_it_is_as_patient_as_before(clock: Clock) -> None:

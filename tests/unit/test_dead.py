@@ -12,7 +12,7 @@ from cdc.encode import oversize
 from cdc.errors import CDCError, ConfigError, GapError
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.limits import record_limit
-from cdc.verify.events import Event
+from cdc.verify.events import FoldEvent
 
 LIMIT = 100_000
 T = "shop.public.users"
@@ -32,7 +32,7 @@ def event(op: str = "u", before: Any = None, after: Any = None, seq: int = 42) -
 
 
 def pointer(value: bytes) -> Pointer:
-    found = msgspec.json.decode(value, type=Event).source.dead
+    found = msgspec.json.decode(value, type=FoldEvent).source.dead
     assert found is not None
     return found
 

@@ -18,7 +18,7 @@ from cdc.log import records
 from cdc.log.follower_reports import FollowerRecord
 from cdc.playground.demo.closing import closing_json, closing_lines
 from cdc.playground.demo.flow import WINDOW_SECONDS, Flow, Kill
-from cdc.playground.demo.proof import Proof
+from cdc.playground.demo.proof import DemoProof
 from cdc.playground.demo.stage import DemoOptions, DemoOutcome
 from cdc.playground.demo.stores import FollowersProof
 from cdc.playground.demo.tail import Seen
@@ -182,7 +182,7 @@ def test_a_screen_leaves_the_last_picture(flow: Flow) -> None:
 def outcome(*findings: str, chaos: bool = False) -> DemoOutcome:
     options = DemoOptions(Path("home"), 60.0, chaos, followers=True, seed=7, rate=300, keep=False)
     last = Frontier(1, LSN(0x3A4B5C8), 18412, 0, ())
-    proof = Proof(not findings, 8, 5210, 18412, 18412, last, findings)
+    proof = DemoProof(not findings, 8, 5210, 18412, 18412, last, findings)
     kills = [Kill("daemon", NOW, 1.5), Kill("broker", NOW, 7.25), Kill("daemon", NOW, 1.0)]
     return DemoOutcome(options, proof, 60.0, 5.4, (8, 21, 90), kills if chaos else [])
 

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.log.direct import sasl, security
 from cdc.log.direct.brokers import addresses
-from cdc.log.direct.requests import Node
+from cdc.log.direct.requests import Broker
 from cdc.log.direct.security import Login, Unsupported
 
 
@@ -135,8 +135,8 @@ def test_a_broker_that_does_not_know_the_password_is_not_trusted(last: bytes) ->
 
 def test_bootstrap_servers_are_read_as_librdkafka_reads_them() -> None:
     assert addresses("a:1, b ,[::1]:3,SSL://c:4,") == [
-        Node("a", 1),
-        Node("b", 9092),
-        Node("::1", 3),
-        Node("c", 4),
+        Broker("a", 1),
+        Broker("b", 9092),
+        Broker("::1", 3),
+        Broker("c", 4),
     ]

@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 
 from cdc.log.direct import requests, wire
-from cdc.log.direct.requests import Authenticated, Error, Features, Leaders, Node, Producer, Written
-from cdc.log.direct.wire import MalformedError, Reader
+from cdc.log.direct.requests import (
+    Authenticated,
+    Broker,
+    Error,
+    Features,
+    Leaders,
+    Producer,
+    Written,
+)
+from cdc.log.direct.wire import AnswerReader, MalformedError
 
 _GOLDEN = Path(__file__).parents[1] / "golden" / "direct" / "answers.json"
 ANSWERS = {name: bytes.fromhex(text) for name, text in json.loads(_GOLDEN.read_text()).items()}
-READ: dict[str, Callable[[Reader], Any]] = {
+READ: dict[str, Callable[[AnswerReader], Any]] = {
     "api_versions": requests.read_api_versions,
     "metadata": requests.read_metadata,
     "find_coordinator": requests.read_find_coordinator,
@@ -30,7 +38,7 @@ READ: dict[str, Callable[[Reader], Any]] = {
 
 
 def answer(name: str) -> Any:  # noqa: ANN401 - each has a type of its own
-    return READ[name](Reader(ANSWERS[name]))
+    return READ[name](AnswerReader(ANSWERS[name]))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +47,7 @@ def answer(name: str) -> Any:  # noqa: ANN401 - each has a type of its own
 )
 def test_unsigned_varints_are_protobufs(value: int, encoded: str) -> None:
     assert wire.uvarint(value).hex() == encoded
-    assert Reader(bytes.fromhex(encoded)).uvarint() == value
+    assert AnswerReader(bytes.fromhex(encoded)).uvarint() == value
 
 
 def test_lengths_are_one_more_and_null_is_none() -> None:
@@ -47,7 +55,7 @@ def test_lengths_are_one_more_and_null_is_none() -> None:
     assert wire.string("") == b"\x01"
     assert wire.string(None) == b"\x00"
     assert wire.array([b"x", b"y"]) == b"\x03xy"
-    reader = Reader(b"\x03ab\x01\x00")
+    reader = AnswerReader(b"\x03ab\x01\x00")
     assert [reader.string() for _ in range(3)] == ["ab", "", None]
     reader.end()
 
@@ -55,29 +63,29 @@ def test_lengths_are_one_more_and_null_is_none() -> None:
 @pytest.mark.parametrize("text", ["ff" * 10 + "01", "80"])
 def test_a_varint_without_an_end_is_malformed(text: str) -> None:
     with pytest.raises(MalformedError):
-        Reader(bytes.fromhex(text)).uvarint()
+        AnswerReader(bytes.fromhex(text)).uvarint()
 
 
 def test_a_string_that_is_no_utf_8_and_a_length_beyond_all_measure_are_malformed() -> None:
     with pytest.raises(MalformedError):
-        Reader(b"\x02\xff").string()
+        AnswerReader(b"\x02\xff").string()
     with pytest.raises(MalformedError):
-        Reader(b"\xff\xff\xff\xff\x0f").array(lambda: 0)
+        AnswerReader(b"\xff\xff\xff\xff\x0f").array(lambda: 0)
     with pytest.raises(MalformedError):
-        Reader(b"\xff\xff\xff\xff\x0f").tags()
+        AnswerReader(b"\xff\xff\xff\xff\x0f").tags()
 
 
 def test_bytes_after_the_answer_are_malformed() -> None:
     with pytest.raises(MalformedError):
-        Reader(b"\x00").end()
+        AnswerReader(b"\x00").end()
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_cut_short_anywhere_is_malformed(name: str) -> None:
-    READ[name](Reader(ANSWERS[name]))
+    READ[name](AnswerReader(ANSWERS[name]))
     for size in range(len(ANSWERS[name])):
         with pytest.raises(MalformedError):
-            READ[name](Reader(ANSWERS[name][:size]))
+            READ[name](AnswerReader(ANSWERS[name][:size]))
 
 
 def test_a_brokers_features_hold_the_level_of_transactions() -> None:
@@ -91,14 +99,14 @@ def test_a_brokers_features_hold_the_level_of_transactions() -> None:
 
 def test_metadata_names_the_leaders_and_the_unknown_topics() -> None:
     assert answer("metadata") == Leaders(
-        nodes={1: Node("127.0.0.1", 19092)},
+        nodes={1: Broker("127.0.0.1", 19092)},
         leaders={("golden", 0): 1, ("golden", 1): 1},
         errors={("missing", -1): 3},
     )
 
 
 def test_the_coordinator_is_a_host_and_a_port() -> None:
-    assert answer("find_coordinator") == Node("127.0.0.1", 19092)
+    assert answer("find_coordinator") == Broker("127.0.0.1", 19092)
 
 
 def test_the_first_producer_of_an_id_has_epoch_0_and_each_end_raises_it() -> None:
@@ -120,12 +128,12 @@ def test_the_end_of_no_transaction_is_refused() -> None:
 
 
 def test_sasl_s_answers() -> None:
-    assert requests.read_sasl_handshake(Reader(b"\x00\x00\x00\x00\x00\x00")) is None
-    assert requests.read_sasl_handshake(Reader(b"\x00\x21\x00\x00\x00\x00")) == Error(33)
+    assert requests.read_sasl_handshake(AnswerReader(b"\x00\x00\x00\x00\x00\x00")) is None
+    assert requests.read_sasl_handshake(AnswerReader(b"\x00\x21\x00\x00\x00\x00")) == Error(33)
     lasting = b"\x00\x00\x00\x02x" + (5_000).to_bytes(8, "big") + b"\x00"
-    assert requests.read_sasl_authenticate(Reader(lasting)) == Authenticated(b"x", 5_000)
+    assert requests.read_sasl_authenticate(AnswerReader(lasting)) == Authenticated(b"x", 5_000)
     refused = b"\x00\x3a\x03no\x01" + bytes(8) + b"\x00"
-    assert requests.read_sasl_authenticate(Reader(refused)) == Error(58, "no")
+    assert requests.read_sasl_authenticate(AnswerReader(refused)) == Error(58, "no")
 
 
 def test_a_request_is_framed_with_its_header() -> None:

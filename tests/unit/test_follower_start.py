@@ -15,10 +15,10 @@ import pytest
 from cdc.config import Config, Log, Source
 from cdc.log import absence, topics
 from cdc.log.follower_reports import Readings
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.runtime.uptime import started_at
 from lockstep.jobs.apply.reporting import start, start_line
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
@@ -99,7 +99,7 @@ def test_a_new_client_is_connected_before_it_looks_up_who_leads(
 ) -> None:
     """Without a connection librdkafka asks for leaders again only after three seconds."""
     brokers = Brokers(monkeypatch)
-    assert absence.spans(CONFIG, [("t", 0)]) == {("t", 0): Range(7, 7)}
+    assert absence.spans(CONFIG, [("t", 0)]) == {("t", 0): OffsetRange(7, 7)}
     assert brokers.asked == ["cluster", "offsets", "offsets"]
 
 
@@ -112,8 +112,8 @@ def test_reports_are_read_from_an_offset_that_was_looked_up(
     class Consumer:
         positions: dict[Any, int] = {}  # noqa: RUF012 - as the real one's, of one reader
 
-        def look_up(self, partitions: list[Any]) -> dict[Any, Range]:
-            return dict.fromkeys(partitions, Range(7, 7))
+        def look_up(self, partitions: list[Any]) -> dict[Any, OffsetRange]:
+            return dict.fromkeys(partitions, OffsetRange(7, 7))
 
         def assign(self, starts: dict[Any, int]) -> None:
             started.append(starts)
@@ -144,7 +144,7 @@ def test_a_process_started_before_its_imports_and_before_it_was_replaced() -> No
 
 
 def test_a_followers_start_is_printed_in_its_parts_once_it_has_caught_up() -> None:
-    run = Run(CONFIG, "cache", "redis", lambda _: None)
+    run = FollowerRun(CONFIG, "cache", "redis", lambda _: None)
     began = started_at()
     run.progress.reached |= {"started": began + 1.04, "opened": began + 1.66}
     assert start(run) is None, "it has not caught up"
@@ -159,7 +159,7 @@ def test_a_followers_start_is_printed_in_its_parts_once_it_has_caught_up() -> No
 
 def test_a_standbys_start_is_when_it_took_over(monkeypatch: pytest.MonkeyPatch) -> None:
     Brokers(monkeypatch)
-    run = Run(CONFIG, "cache", "redis", lambda _: None, standby_seconds=8.0)
+    run = FollowerRun(CONFIG, "cache", "redis", lambda _: None, standby_seconds=8.0)
     run.progress.reached |= {"started": 5_000.0, "opened": 5_000.5, "caught up": 5_001.5}
     took = start(run)
     assert took == {"imports": 0.0, "opening": 0.5, "catching_up": 1.0}

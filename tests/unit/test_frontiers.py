@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cdc.events import LSN
 from cdc.log import digests
-from cdc.log.frontiers import Frontiers
+from cdc.log.frontiers import FrontierCounts
 from cdc.log.partitions import Partition
 from cdc.log.reader import TopicRecords
 from cdc.log.records import BLAKE3_FORMAT, DIGESTS_FORMAT, SHA256_FORMAT
@@ -27,9 +27,9 @@ def batch(events: dict[Partition, int]) -> tuple[dict[Partition, int], dict[Part
     return events, {place: sha256(repr(place).encode()).digest() for place in events}
 
 
-def at(lsn: int, seq: int, *, is_open: bool = False) -> Frontiers:
+def at(lsn: int, seq: int, *, is_open: bool = False) -> FrontierCounts:
     """Return frontiers after one committed batch: three events of users, one of orders."""
-    frontiers = Frontiers("p", 2, position(), {})
+    frontiers = FrontierCounts("p", 2, position(), {})
     frontiers.add(*batch({USERS: 3, ORDERS: 1}), seq)
     frontiers.acknowledged(position(end_lsn=lsn, seq=seq, is_open=is_open), {USERS: 17, ORDERS: 5})
     return frontiers
@@ -43,7 +43,7 @@ def test_a_frontier_lists_ends_and_counts_in_a_fixed_order() -> None:
 
 
 def test_nothing_is_due_when_nothing_moved() -> None:
-    frontiers = Frontiers("p", 1, position(), {})
+    frontiers = FrontierCounts("p", 1, position(), {})
     assert not frontiers.due
     assert frontiers.take() is None
     moved = at(0x200, 4)
@@ -68,7 +68,7 @@ def test_events_wait_for_the_frontier_after_the_transactions_end() -> None:
 
 
 def test_an_unknown_end_postpones_the_frontier() -> None:
-    frontiers = Frontiers("p", 1, position(), {})
+    frontiers = FrontierCounts("p", 1, position(), {})
     frontiers.add(*batch({USERS: 1}), 1)
     frontiers.acknowledged(position(end_lsn=0x200, seq=1), {USERS: -1})
     assert not frontiers.due
@@ -100,14 +100,14 @@ def test_a_loss_that_was_outgrown_shows_by_the_count() -> None:
 
 
 def test_an_idle_pipelines_frontier_moves_on_without_events() -> None:
-    record = Frontiers("p", 1, position(end_lsn=0x200, seq=4), {}).take(LSN(0x900))
+    record = FrontierCounts("p", 1, position(end_lsn=0x200, seq=4), {}).take(LSN(0x900))
     assert record is not None
     assert (record.lsn, record.seq, record.partitions) == (LSN(0x900), 4, ())
 
 
 def test_a_restart_takes_up_what_no_frontier_covers() -> None:
     resume = position(end_lsn=0x200, seq=4, pending=((*USERS, 3),))
-    frontiers = Frontiers("p", 1, resume, {USERS: 18})
+    frontiers = FrontierCounts("p", 1, resume, {USERS: 18})
     record = frontiers.take()
     assert record is not None
     assert (record.lsn, record.seq, record.partitions) == (LSN(0x200), 4, ((*USERS, 18, 3),))
@@ -122,7 +122,7 @@ def test_what_an_older_version_left_pending_has_no_digest_and_the_next_frontier_
     if format_ == SHA256_FORMAT:  # its digest is one of another hash
         hashed = (digests.encoded(digests.START),)
         resume = replace(resume, format=format_, chunks=(3,), digests=hashed)
-    frontiers = Frontiers("p", 1, resume, {USERS: 18})
+    frontiers = FrontierCounts("p", 1, resume, {USERS: 18})
     assert frontiers.add(*batch({ORDERS: 1}), 5).digests is None
     frontiers.acknowledged(position(end_lsn=0x300, seq=5), {ORDERS: 6})
     without = frontiers.take()
@@ -155,7 +155,7 @@ def test_records_are_checked_by_the_hash_of_their_frontiers_format() -> None:
 
 
 def test_a_restart_continues_the_chain_and_the_digests_from_the_resume_record() -> None:
-    frontiers = Frontiers("p", 1, position(), {})
+    frontiers = FrontierCounts("p", 1, position(), {})
     frontiers.add(*batch({USERS: 3}), 3)
     frontiers.acknowledged(position(end_lsn=0x200, seq=3), {USERS: 3})
     first = frontiers.take()
@@ -164,7 +164,7 @@ def test_a_restart_continues_the_chain_and_the_digests_from_the_resume_record() 
     resumed = replace(position(end_lsn=0x300, seq=8), **pending._asdict())
     ends = {USERS: 9, ORDERS: 2}
     frontiers.acknowledged(resumed, ends)
-    assert Frontiers("p", 1, resumed, ends).take() == frontiers.take()
+    assert FrontierCounts("p", 1, resumed, ends).take() == frontiers.take()
     assert first is not None
     assert resumed.chain == first.chain == digests.chain(first)
 
@@ -178,7 +178,7 @@ def test_a_frontier_states_what_was_written_to_the_schema_topic_since_the_one_be
     pending = frontiers.add(*batch({}), 4)
     assert pending.schemas == (digests.stated(version, b"v"),)
     resume = replace(position(end_lsn=0x200, seq=4), **pending._asdict())
-    resumed = Frontiers("p", 2, resume, {USERS: 17, ORDERS: 5})
+    resumed = FrontierCounts("p", 2, resume, {USERS: 17, ORDERS: 5})
     resumed.state_found(there)
     record = resumed.take()
     assert record is not None
@@ -186,7 +186,7 @@ def test_a_frontier_states_what_was_written_to_the_schema_topic_since_the_one_be
     after = resumed.add(*batch({}), 4)
     assert (after.schemas, after.schemas_end) == ((), 7)
     # An older version has stated nothing: then all that is there is.
-    first = Frontiers("p", 2, replace(resume, format=BLAKE3_FORMAT, schemas=()), {})
+    first = FrontierCounts("p", 2, replace(resume, format=BLAKE3_FORMAT, schemas=()), {})
     first.state_found(there)
     stated = first.add(*batch({}), 4).schemas
     assert stated == (digests.stated(version, b"forged"), digests.stated(numbers, b"n"))

@@ -28,7 +28,7 @@ from cdc.decode.messages import (
 )
 from cdc.errors import Policy, ProtocolError, RereadError
 from cdc.events import LSN
-from cdc.sequence.in_progress import InProgress
+from cdc.sequence.in_progress import OpenTransactions
 from cdc.sequence.spool import Spool
 from cdc.sequence.state import Pause
 from tests.property.stream import chunk, frame
@@ -61,7 +61,7 @@ class Blocks:
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         self.spool = Spool(folder, memory_bytes=memory_bytes)
-        self.open = InProgress(self.spool)
+        self.open = OpenTransactions(self.spool)
 
     def block(self, *frames: bytes, xid: int = TOP) -> None:
         """Walk one complete block."""
@@ -131,7 +131,7 @@ def test_a_block_may_be_cut_at_every_byte(tmp_path: Path) -> None:
     complete = b"".join(frames)
     for cut in range(len(complete)):
         spool = Spool(tmp_path / "spools")
-        it = InProgress(spool)
+        it = OpenTransactions(spool)
         it.start(StreamStart(TOP, first_segment=True))
         at, step = it.walk(complete[:cut] + PADDING, 0)
         assert step is Pause.MORE

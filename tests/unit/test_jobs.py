@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
 from cdc.events import LSN
 from cdc.runtime.spark import job
-from cdc.snapshot.initial.records import Range, SnapshotPlan
+from cdc.snapshot.initial.records import PageRange, SnapshotPlan
 from lockstep.jobs.copying import direct, tasks
 from lockstep.jobs.copying.data_source import table_of
 from lockstep.jobs.copying.driving import translated
@@ -72,10 +72,12 @@ def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) ->
 def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "GROUP_BYTES", 10 * 8_192)
     ranges = [
-        Range(table=0, number=n, first_page=4 * n, end_page=4 * n + 4, first_seq=n, capacity=1)
+        PageRange(table=0, number=n, first_page=4 * n, end_page=4 * n + 4, first_seq=n, capacity=1)
         for n in range(5)
     ]
-    ranges.append(Range(table=1, number=0, first_page=None, end_page=None, first_seq=9, capacity=1))
+    ranges.append(
+        PageRange(table=1, number=0, first_page=None, end_page=None, first_seq=9, capacity=1)
+    )
     found = direct.groups(ranges)
     assert [[each.number for each in group.ranges] for group in found] == [[0, 1], [2, 3], [4, 0]]
     assert [group.is_last for group in found] == [False, False, True]

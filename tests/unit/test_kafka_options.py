@@ -10,7 +10,7 @@ import pytest
 from cdc.config import Config
 from cdc.config.model import Log, Source
 from cdc.errors import ConfigError
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from lockstep.jobs.spark.kafka_options import java, reading
 
 
@@ -49,7 +49,8 @@ def test_ranges_are_read_exactly_and_committed_only() -> None:
         pipeline="shop", source=Source(dsn="d"), log=Log(bootstrap_servers="one:1,two:2")
     )
     reported = reading(
-        config, {("b", 1): Range(5, 9), ("a", 0): Range(0, 7), ("b", 0): Range(2, 3)}
+        config,
+        {("b", 1): OffsetRange(5, 9), ("a", 0): OffsetRange(0, 7), ("b", 0): OffsetRange(2, 3)},
     )
     assert json.loads(reported["assign"]) == {"a": [0], "b": [0, 1]}
     assert json.loads(reported["startingOffsets"]) == {"a": {"0": 0}, "b": {"0": 2, "1": 5}}

@@ -18,7 +18,7 @@ from cdc.console.key_index import BLOCK, RUN, Anchor, Entries, PartitionIndex, h
 from cdc.console.key_indexer import KeyIndexer
 from cdc.errors import UnavailableError
 from cdc.log import topics
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.log.topics import Described
 
 TOPIC = "shop.public.t"
@@ -28,7 +28,7 @@ def key(number: int) -> bytes:
     return b'{"id":%d}' % number
 
 
-def entries(span: Range, *, of: int = 1, anchor: bool = True) -> Entries:
+def entries(span: OffsetRange, *, of: int = 1, anchor: bool = True) -> Entries:
     """Return those of a key at each offset, the same one `of` times in a row."""
     found = Entries()
     for offset in range(*span):
@@ -38,23 +38,23 @@ def entries(span: Range, *, of: int = 1, anchor: bool = True) -> Entries:
     return found
 
 
-def built(path: Path, held: Range, name: bytes = b"it") -> PartitionIndex:
+def built(path: Path, held: OffsetRange, name: bytes = b"it") -> PartitionIndex:
     """Return an index of a partition that has the key of its number at each offset."""
     index = PartitionIndex(path, name)
     complete(index, held)
     return index
 
 
-def complete(index: PartitionIndex, held: Range) -> list[Range]:
+def complete(index: PartitionIndex, held: OffsetRange) -> list[OffsetRange]:
     """Index what is missing; return what was, in this order."""
-    taken = list[Range]()
+    taken = list[OffsetRange]()
     while (missing := index.missing(held)) is not None:
         taken.append(missing)
         index.add(missing, entries(missing))
     return taken
 
 
-def named(index: PartitionIndex, number: int, held: Range) -> list[Range]:
+def named(index: PartitionIndex, number: int, held: OffsetRange) -> list[OffsetRange]:
     runs = range(held.start - held.start % RUN, held.end, RUN)
     found = [index.find(run, {hashed(key(number))}) for run in runs]
     return [block for each in found if each for block in each.blocks]
@@ -65,16 +65,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "0.index"
 
 
-HELD = Range(100, 3 * RUN + 1_000)
+HELD = OffsetRange(100, 3 * RUN + 1_000)
 
 
 def test_the_newest_is_indexed_first_and_each_offset_once(path: Path) -> None:
     taken = complete(PartitionIndex(path, b"it"), HELD)
     assert taken == [
-        Range(3 * RUN, 3 * RUN + 1_000),
-        Range(2 * RUN, 3 * RUN),
-        Range(RUN, 2 * RUN),
-        Range(100, RUN),
+        OffsetRange(3 * RUN, 3 * RUN + 1_000),
+        OffsetRange(2 * RUN, 3 * RUN),
+        OffsetRange(RUN, 2 * RUN),
+        OffsetRange(100, RUN),
     ]
 
 
@@ -87,16 +87,16 @@ def test_a_key_is_in_its_block_and_in_few_others(path: Path, number: int) -> Non
 
 
 def test_it_is_four_bytes_an_event(path: Path) -> None:
-    index = built(path, Range(0, 10 * RUN))
+    index = built(path, OffsetRange(0, 10 * RUN))
     assert index.bytes_on_disk == path.stat().st_size
     assert path.stat().st_size < 10 * RUN * 4.1
-    assert index.indexed(Range(0, 10 * RUN)) == 10 * RUN
+    assert index.indexed(OffsetRange(0, 10 * RUN)) == 10 * RUN
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_row_that_changes_all_the_time_takes_an_entry_a_block(path: Path) -> None:
     index = PartitionIndex(path, b"it")
-    index.add(Range(0, RUN), entries(Range(0, RUN), of=RUN))
+    index.add(OffsetRange(0, RUN), entries(OffsetRange(0, RUN), of=RUN))
     assert path.stat().st_size < RUN // BLOCK * 4 + 200
     found = index.find(0, {hashed(key(0))})
     assert found is not None
@@ -110,16 +110,19 @@ def test_near_blocks_are_read_at_once_and_far_ones_are_not(path: Path) -> None:
     index, found = PartitionIndex(path, b"it"), Entries()
     for offset in (0, 3 * BLOCK, 10_000):
         found.add(offset, key(1))
-    index.add(Range(0, RUN), found)
+    index.add(OffsetRange(0, RUN), found)
     at = 10_000 - 10_000 % BLOCK
-    assert named(index, 1, Range(0, RUN)) == [Range(0, 4 * BLOCK), Range(at, at + BLOCK)]
+    assert named(index, 1, OffsetRange(0, RUN)) == [
+        OffsetRange(0, 4 * BLOCK),
+        OffsetRange(at, at + BLOCK),
+    ]
 
 
 def test_truncates_are_found_with_and_without_a_key_of_their_own(path: Path) -> None:
     index, found = PartitionIndex(path, b"it"), Entries()
     found.add(5, None)
     found.add(9_000, b'"truncate"')
-    index.add(Range(0, RUN), found)
+    index.add(OffsetRange(0, RUN), found)
     there = index.find(0, {hashed(None)})
     assert there is not None
     assert len(there.blocks) == 2
@@ -129,23 +132,23 @@ def test_another_process_continues_and_reads_the_newest_run_again(path: Path) ->
     built(path, HELD)
     again = PartitionIndex(path, b"it")
     assert again.indexed(HELD) == 3 * RUN - 100
-    assert complete(again, HELD) == [Range(3 * RUN, HELD.end)]
+    assert complete(again, HELD) == [OffsetRange(3 * RUN, HELD.end)]
     assert named(again, RUN + 5, HELD) != []
 
 
 def test_what_grows_is_added_to(path: Path) -> None:
     index = built(path, HELD)
-    later = Range(100, HELD.end + 500)
-    assert complete(index, later) == [Range(HELD.end, later.end)]
-    assert complete(index, Range(100, 4 * RUN)) == [Range(later.end, 4 * RUN)]
-    assert complete(index, Range(100, 4 * RUN)) == []
-    assert PartitionIndex(path, b"it").indexed(Range(100, 4 * RUN)) == 4 * RUN - 100
+    later = OffsetRange(100, HELD.end + 500)
+    assert complete(index, later) == [OffsetRange(HELD.end, later.end)]
+    assert complete(index, OffsetRange(100, 4 * RUN)) == [OffsetRange(later.end, 4 * RUN)]
+    assert complete(index, OffsetRange(100, 4 * RUN)) == []
+    assert PartitionIndex(path, b"it").indexed(OffsetRange(100, 4 * RUN)) == 4 * RUN - 100
 
 
 def test_where_much_came_the_newest_is_first(path: Path) -> None:
     index = built(path, HELD)
-    much = Range(100, 20 * RUN + 7)
-    assert index.missing(much) == Range(20 * RUN, much.end)
+    much = OffsetRange(100, 20 * RUN + 7)
+    assert index.missing(much) == OffsetRange(20 * RUN, much.end)
     assert index.find(3 * RUN, {0}) is None  # it is read again
     complete(index, much)
     assert index.indexed(much) == much.end - much.start
@@ -174,7 +177,7 @@ def test_a_file_that_is_damaged_while_it_is_used_is_not_believed_either(path: Pa
     assert index.find(RUN, {0}) is not None
     path.unlink()
     assert index.find(RUN, {0}) is None
-    assert index.missing(HELD) == Range(RUN, 2 * RUN)
+    assert index.missing(HELD) == OffsetRange(RUN, 2 * RUN)
 
 
 def test_a_file_of_another_partition_is_replaced(path: Path) -> None:
@@ -196,26 +199,26 @@ def test_a_run_of_another_partition_is_no_run_of_this_one(path: Path, tmp_path: 
 
 
 def test_what_retention_has_deleted_is_deleted_here(path: Path) -> None:
-    held = Range(0, 100 * RUN)
+    held = OffsetRange(0, 100 * RUN)
     index = built(path, held)
     was = path.stat().st_size
     index.forget_before(90 * RUN + 5)
     assert path.stat().st_size < was / 8
     assert index.find(89 * RUN, {0}) is None
     assert index.indexed(held) == 10 * RUN
-    assert named(index, 95 * RUN, Range(90 * RUN, held.end)) != []
+    assert named(index, 95 * RUN, OffsetRange(90 * RUN, held.end)) != []
     assert PartitionIndex(path, b"it").indexed(held) == 10 * RUN
 
 
 def test_the_anchor_is_the_newest_record_that_is_indexed(path: Path) -> None:
     index = PartitionIndex(path, b"it")
     assert index.anchor() is None
-    index.add(Range(RUN, RUN + 5), entries(Range(RUN, RUN + 5)))
-    index.add(Range(0, RUN), entries(Range(0, RUN)))
+    index.add(OffsetRange(RUN, RUN + 5), entries(OffsetRange(RUN, RUN + 5)))
+    index.add(OffsetRange(0, RUN), entries(OffsetRange(0, RUN)))
     assert index.anchor() == (RUN + 4, RUN + 5)
     assert PartitionIndex(path, b"it").anchor() == (RUN - 1, RUN)
     # What has markers alone has none.
-    index.add(Range(RUN + 5, 2 * RUN), Entries())
+    index.add(OffsetRange(RUN + 5, 2 * RUN), Entries())
     assert index.anchor() == (RUN + 4, RUN + 5)
     assert PartitionIndex(path, b"it").anchor() == (RUN + 4, RUN + 5)
 
@@ -225,11 +228,13 @@ def test_a_file_that_cannot_be_written_is_an_error_and_loses_nothing(path: Path)
     kept = path.read_bytes()
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        index.add(Range(3 * RUN + 1_000, 4 * RUN), entries(Range(3 * RUN + 1_000, 4 * RUN)))
+        index.add(
+            OffsetRange(3 * RUN + 1_000, 4 * RUN), entries(OffsetRange(3 * RUN + 1_000, 4 * RUN))
+        )
     path.write_bytes(kept)
-    assert index.missing(Range(100, 4 * RUN)) == Range(3 * RUN + 1_000, 4 * RUN)
-    complete(index, Range(100, 4 * RUN))
-    assert index.indexed(Range(100, 4 * RUN)) == 4 * RUN - 100
+    assert index.missing(OffsetRange(100, 4 * RUN)) == OffsetRange(3 * RUN + 1_000, 4 * RUN)
+    complete(index, OffsetRange(100, 4 * RUN))
+    assert index.indexed(OffsetRange(100, 4 * RUN)) == 4 * RUN - 100
 
 
 # --- which topics are indexed ---

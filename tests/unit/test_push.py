@@ -12,7 +12,7 @@ from cdc.console.filters import Sent, StreamFilter, parse
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import FrontierRecord, SchemaColumn, SchemaRecord
-from cdc.log.table_cuts import Change, TableCut
+from cdc.log.table_cuts import LoggedChange, TableCut
 from tests.unit.test_console import ask
 
 
@@ -35,7 +35,7 @@ VERSION = SchemaRecord(
 )
 
 
-def change(seq: int, op: str, before: Any = None, after: Any = None, **source: Any) -> Change:  # noqa: ANN401 - JSON
+def change(seq: int, op: str, before: Any = None, after: Any = None, **source: Any) -> LoggedChange:  # noqa: ANN401 - JSON
     event = {
         "before": before,
         "after": after,
@@ -43,7 +43,7 @@ def change(seq: int, op: str, before: Any = None, after: Any = None, **source: A
         "ts_us": 5,
         "source": {"seq": seq, "commit_lsn": "0/1", "schema_id": 1, "txId": 7, **source},
     }
-    return Change(seq, b'{"id":1}', orjson.dumps(event))
+    return LoggedChange(seq, b'{"id":1}', orjson.dumps(event))
 
 
 NOTE = (("column.note", "a"),)
@@ -69,7 +69,7 @@ NOTE = (("column.note", "a"),)
     ],
 )
 def test_a_change_is_left_out_only_where_it_is_known_not_to_match(
-    wanted: tuple[tuple[str, str], ...], is_sent: object, of: Change
+    wanted: tuple[tuple[str, str], ...], is_sent: object, of: LoggedChange
 ) -> None:
     assert parse(wanted, VERSION).matches(Sent(of)) is is_sent
 
@@ -99,7 +99,7 @@ def test_values_are_sent_as_the_log_has_them() -> None:
         b'{"before":null,"after":{"n":1.0e5,"text":"a\\nb\\u2028"},"op":"c","ts_us":5,'
         b'"source":{"seq":9,"commit_lsn":"0/1","schema_id":1,"txId":null}}'
     )
-    sent = Sent(Change(9, None, value))
+    sent = Sent(LoggedChange(9, None, value))
     assert sent.body.startswith(b"id: 9\nevent: change\ndata: {")
     assert b'"after":{"n":1.0e5,"text":"a\\nb\\u2028"}' in sent.body
     assert sent.body.count(b"\n") == 4

@@ -17,7 +17,7 @@ from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import LINES, USERS, applied, change, key, row
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations import comparing
-from lockstep.jobs.generations.comparing import Difference, Holding, Newest
+from lockstep.jobs.generations.comparing import Holding, KeyDifference, Newest
 from lockstep.jobs.generations.rebuilding import DivergedError, Rebuild
 from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
 
@@ -298,7 +298,7 @@ def test_holdings_differ_by_key_seq_and_value() -> None:
     found = Holding(mine).differences(Holding(theirs))
     assert {(each.left, each.right) for each in found} == {(1, 7), (2, 2), (8, None), (None, 9)}
     assert len(Holding(mine).differences(Holding(theirs), values=False)) == 3
-    assert all(isinstance(each, Difference) for each in found)
+    assert all(isinstance(each, KeyDifference) for each in found)
 
 
 @given(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cdc.errors import Exit, GapError
 from cdc.events import LSN
-from cdc.sequence.replay import Replay
+from cdc.sequence.replay import SessionReplay
 from tests.property.stream import position
 
 TIME = 1_000
@@ -21,8 +21,8 @@ LOG = replace(
 )
 
 
-def replay(begins_at: int = 0x200, **changed: object) -> Replay:
-    return Replay(replace(LOG, **changed), begins_at, "any")
+def replay(begins_at: int = 0x200, **changed: object) -> SessionReplay:
+    return SessionReplay(replace(LOG, **changed), begins_at, "any")
 
 
 def test_the_same_history_is_proven_when_the_end_of_the_log_is_reached() -> None:

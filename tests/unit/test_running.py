@@ -17,14 +17,14 @@ from cdc.log.follower_reports import FollowerRecord
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply import opening, running
 from lockstep.jobs.apply.opening import open_store
-from lockstep.jobs.apply.running import Run
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.sinks.contract import Applied, Sink
 from tests.fixtures.reported import reported
 
 
-def made(session: object = None, *, quiet: bool = True) -> Run:
+def made(session: object = None, *, quiet: bool = True) -> FollowerRun:
     config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
-    return Run(config, "cache", "redis", session, quiet=quiet)  # type: ignore[arg-type]
+    return FollowerRun(config, "cache", "redis", session, quiet=quiet)  # type: ignore[arg-type]
 
 
 class Topic:
@@ -137,7 +137,7 @@ def test_a_store_that_can_hold_a_shadow_build_is_repaired_and_never_emptied(
     store.lost = True
     topic.write(reported(lsn=LSN(50), generation=3, state="following"))
 
-    def repair(run: Run, found: Sink, error: StoreLostError) -> None:
+    def repair(run: FollowerRun, found: Sink, error: StoreLostError) -> None:
         assert (found, STORES[request.node.nodeid]) == (sink, store)
         assert "was flushed" in error.what
         last = topic.records[-1]
@@ -256,7 +256,7 @@ def test_a_report_shows_since_when_the_follower_fails(
     turns = iter(["away", "away", "open", "away", "batch"])
     at = Applied("shop", 1, 1, LSN(0x100), 7, 0, 3, {})
 
-    def session(run: Run) -> None:
+    def session(run: FollowerRun) -> None:
         match next(turns):
             case "open":
                 run.to("following")
@@ -282,7 +282,7 @@ def test_a_report_shows_since_when_the_follower_fails(
 def test_a_stop_logs_no_error_of_what_it_interrupted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def session(run: Run) -> None:
+    def session(run: FollowerRun) -> None:
         run.stop()
         raise UnavailableError("broken off", hint="")
 
@@ -295,7 +295,7 @@ def test_a_bugs_text_is_not_logged_but_its_place_is(caplog: pytest.LogCaptureFix
     """The text of a foreign error may contain a row's values."""
     value = "secret"
 
-    def session(_: Run) -> None:
+    def session(_: FollowerRun) -> None:
         try:
             pa.array([value]).cast(pa.int64())
         except pa.ArrowInvalid as error:

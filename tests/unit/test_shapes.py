@@ -11,7 +11,7 @@ from cdc.errors import ConfigError
 from lockstep.conformance.store import LINES, USERS
 from lockstep.sinks.contract import Change
 from lockstep.sinks.redis.names import SLOTS, Names, slot_of, tags
-from lockstep.sinks.shapes import Placer, Shape, Shaper, Template, number_of, text_of
+from lockstep.sinks.shapes import Placer, RowShape, Shaper, Template, number_of, text_of
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_brace_alone_is_no_template(text: str) -> None:
     ],
 )
 def test_a_row_stays_in_its_slot_if_its_key_determines_it(text: str, *, fixed: bool) -> None:
-    shape = Shape(key=text)
+    shape = RowShape(key=text)
     assert Shaper(shape, USERS, "p").slot_is_fixed is fixed
     if fixed:
         template, placer = Template(text), Placer(shape, "p", "t")
@@ -104,14 +104,14 @@ def test_all_keys_of_a_row_are_in_its_slot() -> None:
     ],
 )
 def test_a_key_is_named_by_its_columns(key: bytes, place: bytes) -> None:
-    assert Placer(Shape(), "p", "t").place(key) == place
+    assert Placer(RowShape(), "p", "t").place(key) == place
 
 
 def test_no_row_is_in_the_place_of_a_stores_own_key() -> None:
     """The owner of a schema `~cache` writes no companions of the follower `cache`."""
     tables = ["~cache.1", "%7Ecache.1", "%25.1", "%.1", "~.1", "cache.1", "7Ecache.1"]
     key = b'{"id":"public.users:{}"}'
-    placers = [Placer(Shape(), "p", table) for table in tables]
+    placers = [Placer(RowShape(), "p", table) for table in tables]
     places = [placer.place(key) for placer in placers]
     assert len(set(places)) == len(tables)
     assert not any(place.startswith((b"p:~", b"p:cdc:")) for place in places)
@@ -120,19 +120,21 @@ def test_no_row_is_in_the_place_of_a_stores_own_key() -> None:
 
 def test_a_key_that_is_a_digest_has_a_place_of_its_own() -> None:
     """Because the template's columns cannot be read from it."""
-    assert Placer(Shape(key="u:{id}"), "p", "t").place(b'{"sha256":"ab"}') == b'p:t:{"sha256":"ab"}'
+    assert (
+        Placer(RowShape(key="u:{id}"), "p", "t").place(b'{"sha256":"ab"}') == b'p:t:{"sha256":"ab"}'
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "what"),
     [
-        (Shape(form="text", value="{missing}"), "no column missing"),
-        (Shape(key="{id"), "wrong template"),
-        (Shape(form="fields", fields=("missing",)), "no column missing"),
-        (Shape(key="s", form="set", member="{id}", ttl_seconds=9), "one by one"),
+        (RowShape(form="text", value="{missing}"), "no column missing"),
+        (RowShape(key="{id"), "wrong template"),
+        (RowShape(form="fields", fields=("missing",)), "no column missing"),
+        (RowShape(key="s", form="set", member="{id}", ttl_seconds=9), "one by one"),
     ],
 )
-def test_a_shape_that_does_not_fit_its_table_is_refused(shape: Shape, what: str) -> None:
+def test_a_shape_that_does_not_fit_its_table_is_refused(shape: RowShape, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Shaper(shape, USERS, "p")
 
@@ -147,7 +149,7 @@ def test_a_score_is_a_number_or_a_time() -> None:
     assert number_of("294276-12-31 23:59:59+00") == 9224318015999
     for no_zone in ("0044-03-15 BC", "10000-01-01 00:00:00"):
         assert math.isnan(number_of(no_zone))
-    zset = Shaper(Shape(key="z", form="zset", member="{id}", score="name"), USERS, "p")
+    zset = Shaper(RowShape(key="z", form="zset", member="{id}", score="name"), USERS, "p")
     for text, score in ((b'"NaN"', None), (b'"7"', b"7.0")):
         shaped = zset.shaped(Change(b'{"id":1}', 1, b'{"id":1,"name":%b}' % text, 1, 1, 1))
         assert (shaped and shaped.value[1]) == score
@@ -159,8 +161,8 @@ def test_a_score_is_a_number_or_a_time() -> None:
 def test_a_row_is_nowhere_while_a_column_is_unknown_that_its_shape_needs() -> None:
     row = b'{"id":1,"name":"n","body":"?","amount":"1","active":true}'
     change = Change(b'{"id":1}', 1, row, 1, 1, 1, unchanged=("body",))
-    assert Shaper(Shape(), USERS, "p").shaped(change) is None
-    fields = Shaper(Shape(form="fields", fields=("name",)), USERS, "p").shaped(change)
+    assert Shaper(RowShape(), USERS, "p").shaped(change) is None
+    fields = Shaper(RowShape(form="fields", fields=("name",)), USERS, "p").shaped(change)
     assert fields is not None
     assert fields.value == (b'{"name":"n"}',)
 
@@ -169,5 +171,5 @@ def test_text_is_a_values_json_without_quotes() -> None:
     assert [text_of(v) for v in (b"7", b'"a\\nb"', b"null", b"true", b'"null"')] == [
         *(b"7", b"a\nb", None, b"true", b"null")
     ]
-    assert pickle.loads(pickle.dumps(Shape(key="x"))) == Shape(key="x")  # noqa: S301 - ours
-    assert Shaper(Shape(), LINES, "p").plain
+    assert pickle.loads(pickle.dumps(RowShape(key="x"))) == RowShape(key="x")  # noqa: S301 - ours
+    assert Shaper(RowShape(), LINES, "p").plain

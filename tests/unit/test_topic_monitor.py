@@ -14,7 +14,7 @@ from cdc.errors import CDCError, Exit, FencedError, GapError, Policy
 from cdc.events import LSN
 from cdc.log import reader, topics
 from cdc.log.expected import EpochError, Expected, Retained, same_seq, verify
-from cdc.log.offsets import Observed, Span
+from cdc.log.offsets import Observed, OffsetSpan
 from cdc.log.records import FrontierRecord, ResumePosition
 from cdc.log.topic_monitor import TopicMonitor
 from tests.property.stream import position
@@ -32,7 +32,11 @@ OBSERVED = Observed(
     topics={USERS: ("aXb", 4), RESUME: ("r1", 1)},
     missing=frozenset(),
     unanswered=frozenset(),
-    spans={(USERS, 0): Span(19, 41, 41), (USERS, 1): Span(7, 7, 7), (USERS, 2): Span(0, 0, 0)},
+    spans={
+        (USERS, 0): OffsetSpan(19, 41, 41),
+        (USERS, 1): OffsetSpan(7, 7, 7),
+        (USERS, 2): OffsetSpan(0, 0, 0),
+    },
 )
 
 
@@ -79,13 +83,13 @@ def test_a_topic_that_an_older_version_did_not_create_may_be_missing() -> None:
             (USERS, "6 partitions", "pins 4", "cdc topics acknowledge"),
         ),
         (
-            {"spans": {(USERS, 0): Span(0, 33, 33)}},
+            {"spans": {(USERS, 0): OffsetSpan(0, 33, 33)}},
             GapError,
             (f"{USERS}, partition 0, ends at offset 33", "33 to 39 are lost", "unclean"),
         ),
         ({"topics": {USERS: ("aXb", 3)}}, GapError, (USERS, "3 partitions", "created again")),
         (
-            {"spans": {(USERS, 0): Span(20, 41, 41)}},
+            {"spans": {(USERS, 0): OffsetSpan(20, 41, 41)}},
             EpochError,
             (
                 f"{USERS}, partition 0, begins at offset 20: events from offset 19 on",

@@ -27,26 +27,26 @@ from lockstep.sinks.topic.records import (
     decoded,
     encode,
 )
-from lockstep.sinks.topic.rows import Record, Rows
+from lockstep.sinks.topic.rows import TopicRow, TopicRows
 
 T = "public.users"
 
 
 @pytest.fixture
-def rows() -> Iterator[Rows]:
-    with closing(Rows()) as made:
+def rows() -> Iterator[TopicRows]:
+    with closing(TopicRows()) as made:
         yield made
 
 
-def put(rows: Rows, *changes: tuple[bytes, int, bytes | None]) -> None:
-    rows.put(Record(T, key, seq, 1, value) for key, seq, value in changes)
+def put(rows: TopicRows, *changes: tuple[bytes, int, bytes | None]) -> None:
+    rows.put(TopicRow(T, key, seq, 1, value) for key, seq, value in changes)
 
 
-def result(rows: Rows) -> list[tuple[bytes, int, bytes | None]]:
+def result(rows: TopicRows) -> list[tuple[bytes, int, bytes | None]]:
     return [(each.key, each.seq, each.value) for each in rows.changes()]
 
 
-def test_the_newest_change_of_a_key_is_in_front_of_its_stored_row(rows: Rows) -> None:
+def test_the_newest_change_of_a_key_is_in_front_of_its_stored_row(rows: TopicRows) -> None:
     rows.load(T, [(b"a", 1, b"1"), (b"b", 2, b"2"), (b"c", 3, b"3"), (b"c", 4, None)])
     put(rows, (b"a", 9, b"9"), (b"d", 6, b"6"), (b"b", 7, None), (b"a", 5, b"5"))
     assert rows.rows(T, [b"a", b"b", b"c", b"d", b"e"]) == {b"a": b"9", b"d": b"6"}
@@ -57,7 +57,7 @@ def test_the_newest_change_of_a_key_is_in_front_of_its_stored_row(rows: Rows) ->
     assert rows.rows(T, [b"a", b"b"]) == {b"a": b"1", b"b": b"2"}
 
 
-def test_a_truncate_leaves_what_has_its_seq_or_a_later_one(rows: Rows) -> None:
+def test_a_truncate_leaves_what_has_its_seq_or_a_later_one(rows: TopicRows) -> None:
     rows.load(T, [(b"a", 1, b"1"), (b"b", 2, b"2")])
     put(rows, (b"c", 3, b"3"), (b"d", 5, b"5"))
     rows.clear(T, 5, 5)
@@ -70,7 +70,7 @@ def test_a_truncate_leaves_what_has_its_seq_or_a_later_one(rows: Rows) -> None:
     assert not rows.has(T)
 
 
-def test_what_another_copy_has_written_is_left_out(rows: Rows) -> None:
+def test_what_another_copy_has_written_is_left_out(rows: TopicRows) -> None:
     rows.load(T, [(b"a", 1, b"1")])
     put(rows, (b"b", 3, b"3"))
     rows.clear(T, 4, 4)
@@ -79,7 +79,7 @@ def test_what_another_copy_has_written_is_left_out(rows: Rows) -> None:
     assert result(rows) == [(b"c", 6, b"6")]
 
 
-def test_altered_rows_keep_their_order_with_later_ones(rows: Rows) -> None:
+def test_altered_rows_keep_their_order_with_later_ones(rows: TopicRows) -> None:
     """Keys may exchange their places: a row is read before any is written."""
     columns = tuple(each._replace(name=f"{each.name}_") for each in USERS.columns)
     version = USERS._replace(schema_id=2, key=("id_",), columns=columns)
@@ -101,7 +101,7 @@ def test_altered_rows_keep_their_order_with_later_ones(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_cuts_end_as_a_model(rows: Rows, seed: int) -> None:
+def test_random_cuts_end_as_a_model(rows: TopicRows, seed: int) -> None:
     """With each cut loaded afterwards as its consumer would read it."""
     chance, seq = Random(seed), 0
     model: dict[bytes, tuple[int, bytes]] = {}

@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 from cdc.config import Config
 from cdc.events import LSN
 from cdc.log.records import FrontierRecord
-from cdc.operate.tracing import MOST_OPEN, MOST_SECONDS, Tracing, parent_of
+from cdc.operate.tracing import MOST_OPEN, MOST_SECONDS, TransactionSpans, parent_of
 from tests.fixtures.reported import reported
 
 _TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -46,7 +46,7 @@ class Under:
             strict=False,
         )
         self.prefix, self.pipeline = made.prefix, made.pipeline
-        self.tracing = Tracing(
+        self.tracing = TransactionSpans(
             made, provider.get_tracer("test"), lambda: self.now, random.Random(1).random
         )
 

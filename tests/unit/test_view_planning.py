@@ -11,7 +11,7 @@ from cdc.config.followers import DeltaFollower, Follower
 from cdc.config.views import View
 from lockstep.jobs.views import types
 from lockstep.jobs.views.definitions import Definition
-from lockstep.jobs.views.planning import Step, plans_of, steps
+from lockstep.jobs.views.planning import ViewStep, plans_of, steps
 from lockstep.jobs.views.plans import ViewPlan
 from lockstep.sinks.contract import Version
 
@@ -47,7 +47,7 @@ def _definition(views: Mapping[str, View], name: str, *columns: str) -> Definiti
     return found.definition
 
 
-def _steps(config: Config, stored: Mapping[str, Definition], *columns: str) -> list[Step]:
+def _steps(config: Config, stored: Mapping[str, Definition], *columns: str) -> list[ViewStep]:
     return steps(config, plans_of(config, _tables(*columns)), {"answers": stored})
 
 
@@ -60,12 +60,12 @@ def test_what_a_store_holds_by_the_declared_definition_is_unchanged() -> None:
     stored = {"v": _definition(BEFORE, "v", "name")}
     for views in (BEFORE, again):
         found = _steps(_config(views), stored, "name")
-        assert found == [Step("v", "answers", "unchanged", "", "")]
+        assert found == [ViewStep("v", "answers", "unchanged", "", "")]
 
 
 def test_a_view_that_no_store_holds_is_new() -> None:
     found = _steps(_config(BEFORE), {}, "name")
-    assert found == [Step("v", "answers", "new", "its first build", "cdc view apply")]
+    assert found == [ViewStep("v", "answers", "new", "its first build", "cdc view apply")]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_view_that_no_store_holds_is_new() -> None:
 def test_a_changed_view_names_what_of_it_has_changed(declared: View, why: str) -> None:
     stored = {"v": _definition(BEFORE, "v", "name")}
     found = _steps(_config({"v": declared}), stored, "name")
-    assert found == [Step("v", "answers", "changed", why, "cdc view apply")]
+    assert found == [ViewStep("v", "answers", "changed", why, "cdc view apply")]
 
 
 def test_a_view_is_changed_by_another_that_it_names() -> None:
@@ -99,10 +99,10 @@ def test_a_stored_view_that_its_follower_does_not_name_is_dropped() -> None:
     }
     dropped, unchanged = sorted(_steps(_config(other), stored, "name"))
     assert unchanged.state == "unchanged"
-    assert dropped == Step("v", "answers", "dropped", "it is not declared", "cdc view drop v")
+    assert dropped == ViewStep("v", "answers", "dropped", "it is not declared", "cdc view drop v")
     found = _steps(_config(BEFORE | other, "w"), stored, "name")
     command = "cdc view drop v --follower answers"
-    assert found[1] == Step("v", "answers", "dropped", "answers does not name it", command)
+    assert found[1] == ViewStep("v", "answers", "dropped", "answers does not name it", command)
 
 
 def test_a_view_whose_rows_were_being_deleted_is_never_unchanged() -> None:

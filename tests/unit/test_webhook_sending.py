@@ -16,7 +16,7 @@ from cdc.deliver import addresses, checks
 from cdc.deliver.sending import answer, key_of, signature
 from cdc.errors import ConfigError
 from cdc.log.group_states import GroupState
-from cdc.log.partitions import Range
+from cdc.log.partitions import OffsetRange
 from cdc.operate.doctor.webhooks import check_webhooks
 from cdc.operate.findings import Severity
 from cdc.operate.webhooks import WebhookStatus
@@ -128,7 +128,7 @@ def test_the_doctor_checks_secrets_and_whether_the_url_may_be_sent_to(
 def test_the_doctor_compares_a_webhooks_lag_with_the_retention(
     lag_hours: float, severity: Severity
 ) -> None:
-    group = GroupState("webhook.billing", 1, {("t", 0): 5}, {("t", 0): Range(0, 6)})
+    group = GroupState("webhook.billing", 1, {("t", 0): 5}, {("t", 0): OffsetRange(0, 6)})
     since_us = int((time.time() - lag_hours * 3_600) * 1e6)
     status = WebhookStatus("billing", group, since_us=since_us)
     config = msgspec.structs.replace(

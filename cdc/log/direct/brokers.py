@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cdc.log.direct import requests
 from cdc.log.direct.connection import Connection, LoginError, LostError
-from cdc.log.direct.requests import API_VERSIONS, FIND_COORDINATOR, METADATA, Error, Node
+from cdc.log.direct.requests import API_VERSIONS, FIND_COORDINATOR, METADATA, Broker, Error
 from cdc.log.direct.wire import MalformedError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cdc.log.direct.requests import Api
     from cdc.log.direct.security import Security
-    from cdc.log.direct.wire import Reader
+    from cdc.log.direct.wire import AnswerReader
     from cdc.log.partitions import Partition
 
 T = TypeVar("T")
@@ -29,10 +29,10 @@ _DEFAULT_PORT: Final = 9092
 _ADDRESS: Final = re.compile(r"(?:\w+://)?(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d+))?")
 
 
-def addresses(servers: str) -> list[Node]:
+def addresses(servers: str) -> list[Broker]:
     """Return the brokers named in `log.bootstrap_servers`."""
     found = [_ADDRESS.fullmatch(each.strip()) for each in servers.split(",") if each.strip()]
-    return [Node(m[1] or m[2], int(m[3] or _DEFAULT_PORT)) for m in found if m]
+    return [Broker(m[1] or m[2], int(m[3] or _DEFAULT_PORT)) for m in found if m]
 
 
 class Brokers:
@@ -44,15 +44,15 @@ class Brokers:
         self._security = security
         self._client_id = client_id
         self._seconds = seconds
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, Broker] = {}
         self._leaders: dict[Partition, int] = {}
         self._errors: Mapping[Partition, int] = {}
-        self._coordinator: Node | None = None
-        self.connections: dict[Node, Connection] = {}
-        self.lost_at: dict[Node, float] = {}
+        self._coordinator: Broker | None = None
+        self.connections: dict[Broker, Connection] = {}
+        self.lost_at: dict[Broker, float] = {}
         self._ended = False
 
-    def connection(self, node: Node) -> Connection:
+    def connection(self, node: Broker) -> Connection:
         """Return a connection to the node, with no request in flight."""
         known = self.connections.get(node)
         if known is not None and not known.stale:
@@ -65,11 +65,11 @@ class Brokers:
             raise LostError("the writer has been abandoned")
         return made
 
-    def _close(self, node: Node) -> None:
+    def _close(self, node: Broker) -> None:
         if connection := self.connections.pop(node, None):
             connection.close()
 
-    def lost(self, node: Node) -> None:
+    def lost(self, node: Broker) -> None:
         """Forget the connection, and what depends on the node being available."""
         self._close(node)
         self.lost_at[node] = time.monotonic()
@@ -81,7 +81,7 @@ class Brokers:
             if self._nodes[leader] != node
         }
 
-    def ask(self, node: Node, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
+    def ask(self, node: Broker, api: Api, body: bytes, read: Callable[[AnswerReader], T]) -> T:
         """Return a node's answer as decoded by `read`."""
         try:
             return read(self.connection(node).ask(api, body))
@@ -92,7 +92,7 @@ class Brokers:
             self.lost(node)
             raise
 
-    def any(self, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
+    def any(self, api: Api, body: bytes, read: Callable[[AnswerReader], T]) -> T:
         """Return the first answer that any broker gives."""
         nodes = dict.fromkeys((*self.connections, *self._nodes.values(), *self._first))
         # One that hangs accepts a connection and does not answer: it is asked last.
@@ -113,7 +113,7 @@ class Brokers:
 
     # -- leaders -----------------------------------------------------------------------------------
 
-    def leader(self, partition: Partition) -> Node | None:
+    def leader(self, partition: Partition) -> Broker | None:
         """Return the partition's leader, if it is known."""
         return self._nodes.get(self._leaders.get(partition, -1))
 
@@ -137,7 +137,7 @@ class Brokers:
 
     # -- the coordinator ---------------------------------------------------------------------------
 
-    def coordinator(self, transactional_id: str) -> Node | Error:
+    def coordinator(self, transactional_id: str) -> Broker | Error:
         """Return the coordinator of the id's transactions."""
         if self._coordinator is None:
             body = requests.find_coordinator(transactional_id)

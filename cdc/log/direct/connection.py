@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.log.direct import requests, sasl
 from cdc.log.direct.requests import SASL_AUTHENTICATE, SASL_HANDSHAKE, Api, Error
-from cdc.log.direct.wire import MalformedError, Reader
+from cdc.log.direct.wire import AnswerReader, MalformedError
 
 if TYPE_CHECKING:
-    from cdc.log.direct.requests import Node
+    from cdc.log.direct.requests import Broker
     from cdc.log.direct.security import Login, Security
 
 # A broker that does not accept a connection is down, or too busy to serve a small batch.
@@ -41,7 +41,7 @@ class LoginError(LostError):
 class Connection:
     """Connects and logs in when it is created; raises LostError if that fails."""
 
-    def __init__(self, node: Node, security: Security, client_id: str, seconds: float) -> None:
+    def __init__(self, node: Broker, security: Security, client_id: str, seconds: float) -> None:
         """An answer may take `seconds`."""
         self._client_id = client_id.encode()
         self._number = 0
@@ -74,7 +74,7 @@ class Connection:
         """Whether its login is about to expire."""
         return time.monotonic() >= self._expires_at
 
-    def ask(self, api: Api, body: bytes) -> Reader:
+    def ask(self, api: Api, body: bytes) -> AnswerReader:
         """Return the answer's body."""
         self.send(api, body)
         return self.receive()
@@ -89,11 +89,11 @@ class Connection:
         except OSError as error:
             raise LostError(f"sending: {error.strerror or error}") from error
 
-    def receive(self) -> Reader:
+    def receive(self) -> AnswerReader:
         """Return the body of the answer to what was sent."""
         assert self._api is not None, "nothing was asked"
         try:
-            reader = Reader(self._read())
+            reader = AnswerReader(self._read())
             number = requests.response_header(reader, self._api)
         except OSError as error:
             raise LostError(f"receiving: {error.strerror or error}") from error

@@ -23,7 +23,15 @@ from cdc.log.client import translate
 from cdc.log.direct import records, requests, security
 from cdc.log.direct.brokers import Brokers
 from cdc.log.direct.connection import LoginError, LostError
-from cdc.log.direct.requests import END_TXN, INIT_PRODUCER_ID, NEEDED, PRODUCE, Error, Node, Written
+from cdc.log.direct.requests import (
+    END_TXN,
+    INIT_PRODUCER_ID,
+    NEEDED,
+    PRODUCE,
+    Broker,
+    Error,
+    Written,
+)
 from cdc.log.direct.security import Unsupported
 from cdc.log.direct.wire import MalformedError
 from cdc.log.publisher import BATCH_BYTES
@@ -232,7 +240,7 @@ class DirectPublisher:
         self, heads: Mapping[Partition, _Chunk]
     ) -> tuple[dict[Partition, Written], LostError | None]:
         """Send a record batch to each partition; return the answers, and why some are missing."""
-        by_node: dict[Node, dict[str, list[tuple[int, bytes]]]] = {}
+        by_node: dict[Broker, dict[str, list[tuple[int, bytes]]]] = {}
         answers: dict[Partition, Written] = {}
         lost: LostError | None = None
         for (topic, number), chunk in heads.items():

@@ -12,7 +12,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.log.direct.wire import NO_TAGS, MalformedError, Reader, array, compact, string, uvarint
+from cdc.log.direct.wire import (
+    NO_TAGS,
+    AnswerReader,
+    MalformedError,
+    array,
+    compact,
+    string,
+    uvarint,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +66,7 @@ class Producer(NamedTuple):
 NOBODY: Final = Producer(-1, -1)
 
 
-class Node(NamedTuple):
+class Broker(NamedTuple):
     """Where a broker listens."""
 
     host: str
@@ -82,7 +90,7 @@ class Features(NamedTuple):
 class Leaders(NamedTuple):
     """The partitions' leaders; `errors` of those without (partition -1: of the topic)."""
 
-    nodes: Mapping[int, Node]
+    nodes: Mapping[int, Broker]
     leaders: Mapping[tuple[str, int], int]
     errors: Mapping[tuple[str, int], int]
 
@@ -108,7 +116,7 @@ def api_versions() -> bytes:
     return string("lockstep") + string("1") + NO_TAGS
 
 
-def read_api_versions(reader: Reader) -> Features | Error:
+def read_api_versions(reader: AnswerReader) -> Features | Error:
     code = reader.int16()
     if code:
         return Error(code)  # UNSUPPORTED_VERSION comes in version 0
@@ -116,13 +124,13 @@ def read_api_versions(reader: Reader) -> Features | Error:
     reader.int32()  # throttled for
     finalized: dict[str, int] = {}
     if feature_bytes := reader.tags().get(_FINALIZED_FEATURES):
-        inner = Reader(feature_bytes)
+        inner = AnswerReader(feature_bytes)
         finalized = dict(inner.array(lambda: _finalized(inner)))
     reader.end()
     return Features({key: versions for key, versions, _ in ranges}, finalized)
 
 
-def _finalized(reader: Reader) -> tuple[str, int]:
+def _finalized(reader: AnswerReader) -> tuple[str, int]:
     name, level = reader.string() or "", reader.int16()
     reader.int16()  # the lowest level
     reader.tags()
@@ -135,7 +143,7 @@ def metadata(topics: list[str]) -> bytes:
     return array(names) + create_topics + with_operations + NO_TAGS
 
 
-def read_metadata(reader: Reader) -> Leaders:
+def read_metadata(reader: AnswerReader) -> Leaders:
     reader.int32()  # throttled for
     nodes = dict(reader.array(lambda: _broker(reader)))
     reader.string()  # the cluster's id
@@ -155,14 +163,14 @@ def read_metadata(reader: Reader) -> Leaders:
     return Leaders(nodes, leaders, errors)
 
 
-def _broker(reader: Reader) -> tuple[int, Node]:
+def _broker(reader: AnswerReader) -> tuple[int, Broker]:
     node_id, host, port = reader.int32(), reader.string() or "", reader.int32()
     reader.string()  # rack
     reader.tags()
-    return node_id, Node(host, port)
+    return node_id, Broker(host, port)
 
 
-def _topic(reader: Reader) -> tuple[str, int, list[tuple[int, int, int]]]:
+def _topic(reader: AnswerReader) -> tuple[str, int, list[tuple[int, int, int]]]:
     code, name = reader.int16(), reader.string() or ""
     reader.take(16)  # the topic's id
     reader.take(1)  # whether it is internal
@@ -172,7 +180,7 @@ def _topic(reader: Reader) -> tuple[str, int, list[tuple[int, int, int]]]:
     return name, code, partitions
 
 
-def _partition(reader: Reader) -> tuple[int, int, int]:
+def _partition(reader: AnswerReader) -> tuple[int, int, int]:
     code, number, leader = reader.int16(), reader.int32(), reader.int32()
     reader.int32()  # the leader's epoch
     for _ in ("replicas", "in sync", "offline"):
@@ -185,7 +193,7 @@ def find_coordinator(transactional_id: str) -> bytes:
     return bytes([_TRANSACTION]) + array([string(transactional_id)]) + NO_TAGS
 
 
-def read_find_coordinator(reader: Reader) -> Node | Error:
+def read_find_coordinator(reader: AnswerReader) -> Broker | Error:
     reader.int32()  # throttled for
     found = reader.array(lambda: _coordinator(reader))
     reader.tags()
@@ -195,13 +203,13 @@ def read_find_coordinator(reader: Reader) -> Node | Error:
     return found[0]
 
 
-def _coordinator(reader: Reader) -> Node | Error:
+def _coordinator(reader: AnswerReader) -> Broker | Error:
     reader.string()  # the transactional id
     reader.int32()  # its node id
     host, port, code = reader.string() or "", reader.int32(), reader.int16()
     message = reader.string()
     reader.tags()
-    return Error(code, message) if code else Node(host, port)
+    return Error(code, message) if code else Broker(host, port)
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int) -> bytes:
@@ -229,7 +237,7 @@ _WRITTEN: Final = struct.Struct("!ihqqq")
 _NOTHING_MORE: Final = b"\x01\x00\x00"  # no refused records, no message, no tags
 
 
-def read_produce(reader: Reader) -> list[Written]:
+def read_produce(reader: AnswerReader) -> list[Written]:
     topics = reader.array(lambda: _written_topic(reader))
     reader.int32()  # throttled for
     reader.tags()
@@ -237,14 +245,14 @@ def read_produce(reader: Reader) -> list[Written]:
     return [written for topic in topics for written in topic]
 
 
-def _written_topic(reader: Reader) -> list[Written]:
+def _written_topic(reader: AnswerReader) -> list[Written]:
     topic = reader.string() or ""
     written = reader.array(lambda: _written(reader, topic))
     reader.tags()
     return written
 
 
-def _written(reader: Reader, topic: str) -> Written:
+def _written(reader: AnswerReader, topic: str) -> Written:
     # Its partition, error, base offset, the broker's time and the log's start.
     number, code, base_offset, _, _ = reader.unpack(_WRITTEN)
     if reader.skip(_NOTHING_MORE):
@@ -259,7 +267,7 @@ def end_txn(transactional_id: str, producer: Producer, *, commit: bool) -> bytes
     return string(transactional_id) + _PRODUCER.pack(*producer) + bytes([commit]) + NO_TAGS
 
 
-def read_producer(reader: Reader) -> Producer | Error:
+def read_producer(reader: AnswerReader) -> Producer | Error:
     """Return the producer of the next transaction: InitProducerId and EndTxn answer alike."""
     reader.int32()  # throttled for
     code, following = reader.int16(), Producer(reader.int64(), reader.int16())
@@ -274,7 +282,7 @@ def sasl_handshake(mechanism: str) -> bytes:
     return _INT16.pack(len(name)) + name
 
 
-def read_sasl_handshake(reader: Reader) -> Error | None:
+def read_sasl_handshake(reader: AnswerReader) -> Error | None:
     """Return why the broker does not accept the mechanism."""
     code = reader.int16()
     return Error(code) if code else None
@@ -284,7 +292,7 @@ def sasl_authenticate(token: bytes) -> bytes:
     return compact(token) + NO_TAGS
 
 
-def read_sasl_authenticate(reader: Reader) -> Authenticated | Error:
+def read_sasl_authenticate(reader: AnswerReader) -> Authenticated | Error:
     code, message, token = reader.int16(), reader.string(), reader.compact()
     lifetime_ms = reader.int64()
     reader.tags()
@@ -292,7 +300,7 @@ def read_sasl_authenticate(reader: Reader) -> Authenticated | Error:
     return Error(code, message) if code else Authenticated(token or b"", lifetime_ms)
 
 
-def response_header(reader: Reader, api: Api) -> int:
+def response_header(reader: AnswerReader, api: Api) -> int:
     """Return the correlation id; ApiVersions' answer never has tagged fields in its header."""
     correlation_id = reader.int32()
     if api.key not in (API_VERSIONS.key, SASL_HANDSHAKE.key):

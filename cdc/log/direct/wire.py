@@ -62,7 +62,7 @@ def array(items: list[bytes]) -> bytes:
     return uvarint(len(items) + 1) + b"".join(items)
 
 
-class Reader:
+class AnswerReader:
     """Reads one answer from its beginning to its end."""
 
     def __init__(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cdc.publication.diff import Gap
 
 
-class Altered(NamedTuple):
+class AcceptedPublication(NamedTuple):
     """What can be accepted, and the log's records, which pin another publication."""
 
     gaps: list[Gap]
@@ -42,7 +42,7 @@ class Altered(NamedTuple):
         return sorted(lost & self.publication.tables.keys())
 
 
-def survey(config: Config) -> Altered:
+def survey(config: Config) -> AcceptedPublication:
     """Return what can be accepted; raise for what can't, and while a daemon runs."""
     identity, position = resume_record(config)
     old = identity.publication
@@ -57,10 +57,12 @@ def survey(config: Config) -> Altered:
             f"the publication {now.name} does not publish {', '.join(unsent)}",
             hint=f"{diff.publish_all_sql(now.name)}; then `cdc publication acknowledge` again",
         )
-    return Altered(found, now, identity, position)
+    return AcceptedPublication(found, now, identity, position)
 
 
-def acknowledge(config: Config, altered: Altered, *, read: bool = True) -> dict[str, str]:
+def acknowledge(
+    config: Config, altered: AcceptedPublication, *, read: bool = True
+) -> dict[str, str]:
     """Accept the publication as it is; return the requested snapshots, by id."""
     refuse_while_streaming(config)
     requested: dict[str, str] = {}

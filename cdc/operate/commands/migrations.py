@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import PermissionDeniedError
-from cdc.operate.commands.steps import Did, Step
+from cdc.operate.commands.steps import CommandStep, Did
 from cdc.operate.facts import enabled_migrations
 from cdc.publication import migrations
 from cdc.source.connection import connect
@@ -33,7 +33,7 @@ def survey(config: Config) -> list[Migration]:
     return [Migration(name, name in wanted, revisions.get(name)) for name in migrations.NAMES]
 
 
-def up(config: Config, names: list[str]) -> Iterator[Step]:
+def up(config: Config, names: list[str]) -> Iterator[CommandStep]:
     """Apply these; what our role may not do is a warning."""
     for name in names:
         try:
@@ -41,40 +41,42 @@ def up(config: Config, names: list[str]) -> Iterator[Step]:
             migrations.upgrade(config, name)
             same = _revision(config, name) == before
         except PermissionDeniedError as error:
-            yield Step(Did.WARN, _denied(name, error))
+            yield CommandStep(Did.WARN, _denied(name, error))
             continue
         if same:
-            yield Step(Did.LEFT, f"the {migrations.spoken(name)} exists")
+            yield CommandStep(Did.LEFT, f"the {migrations.spoken(name)} exists")
         else:
-            yield Step(Did.DONE, f"created the {migrations.spoken(name)}")
+            yield CommandStep(Did.DONE, f"created the {migrations.spoken(name)}")
 
 
-def down(config: Config, names: list[str]) -> Iterator[Step]:
+def down(config: Config, names: list[str]) -> Iterator[CommandStep]:
     """Remove those that are applied."""
     for name in names:
         try:
             if _revision(config, name) is None:
-                yield Step(Did.LEFT, f"there is no {migrations.spoken(name)}")
+                yield CommandStep(Did.LEFT, f"there is no {migrations.spoken(name)}")
                 continue
             migrations.downgrade(config, name)
         except PermissionDeniedError as error:
-            yield Step(Did.WARN, _denied(name, error, down=True))
+            yield CommandStep(Did.WARN, _denied(name, error, down=True))
             continue
-        yield Step(Did.DONE, f"removed the {migrations.spoken(name)}")
+        yield CommandStep(Did.DONE, f"removed the {migrations.spoken(name)}")
 
 
-def tear_down(config: Config, connection: Connection) -> Iterator[Step]:
+def tear_down(config: Config, connection: Connection) -> Iterator[CommandStep]:
     """Remove what is applied, unless another pipeline of this database may use it."""
     try:
         applied = list(migrations.applied(connection))
     except PermissionDeniedError as error:
-        yield Step(Did.WARN, f"what may be in the schema {migrations.SCHEMA} is kept: {error.what}")
+        yield CommandStep(
+            Did.WARN, f"what may be in the schema {migrations.SCHEMA} is kept: {error.what}"
+        )
         return
     if not applied:
         return
     if other := migrations.other_slots(connection, config.slot):
         spoken = ", ".join(migrations.spoken(name) for name in applied)
-        yield Step(
+        yield CommandStep(
             Did.LEFT,
             f"the {spoken} may be another pipeline's too (slot {other[0]}) and is kept; `cdc"
             " migrations down` removes it nevertheless",

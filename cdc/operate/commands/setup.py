@@ -25,7 +25,7 @@ from cdc.log.records import ResumeIdentity, ResumePosition
 from cdc.operate import facts, start_checks
 from cdc.operate.commands import migrations, setup_publication
 from cdc.operate.commands.setup_columns import HiddenColumns
-from cdc.operate.commands.steps import Did, Step
+from cdc.operate.commands.steps import CommandStep, Did
 from cdc.operate.doctor import requirements
 from cdc.operate.doctor.failover import FAILOVER_MAJOR
 from cdc.operate.readable import listed, size
@@ -66,7 +66,7 @@ class _Checked(NamedTuple):
     hidden: HiddenColumns
 
 
-def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
+def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[CommandStep]:
     """Create what is missing, reporting each step. Raises what prevents it, with its fix.
 
     Everything is checked before anything is created; what a failed first setup created is removed
@@ -92,7 +92,9 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
         hidden.read_numbers()  # with what the publication sends from here on
         if record is not None:
             yield from hidden.write()
-            yield Step(Did.LEFT, f"the log continues from {record[1].end_lsn}, seq {record[1].seq}")
+            yield CommandStep(
+                Did.LEFT, f"the log continues from {record[1].end_lsn}, seq {record[1].seq}"
+            )
             yield from _rows_since(connection, tables, record[0])
         else:
             yield from _start_log(connection, config, ready, described, undo)
@@ -203,7 +205,7 @@ def _membership(
     slot: Slot,
     record: Resume,
     tables: list[SourceTable],
-) -> Generator[Step, None, Resume]:
+) -> Generator[CommandStep, None, Resume]:
     """Accept that a table has left the publication for good; refuse to add one back unnoticed.
 
     Returns the resume record as it is from then on.
@@ -235,14 +237,14 @@ def _membership(
         )
     kept = msgspec.structs.replace(identity, publication=now)
     resume.write_fenced(config, kept, position, read=record)
-    yield Step(Did.DONE, f"the log continues without {listed(removed)}")
+    yield CommandStep(Did.DONE, f"the log continues without {listed(removed)}")
     return kept, position
 
 
-def _identities(tables: list[SourceTable]) -> Iterator[Step]:
+def _identities(tables: list[SourceTable]) -> Iterator[CommandStep]:
     blind = [str(each) for each in tables if not each.identifies_rows]
     if blind:
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"{listed(blind)}: without a key, Postgres now refuses UPDATE and DELETE there; "
             "`cdc doctor` has the SQL that fixes it",
@@ -257,7 +259,7 @@ def _topics(
     undo: ExitStack,
     *,
     new: bool,
-) -> Iterator[Step]:
+) -> Iterator[CommandStep]:
     """Create what is missing; write the data topics as they are into `described`."""
     own = topics.internal_topics(config)
     data = facts.wanted_topics(config, tables)[len(own) :]
@@ -276,19 +278,21 @@ def _topics(
     for made in topics.create(client, config, missing):
         actual |= made
         if (so_far := len(actual) - len(before)) < len(missing):
-            yield Step(Did.PROGRESS, f"created {so_far:,} of {len(missing):,} topics")
+            yield CommandStep(Did.PROGRESS, f"created {so_far:,} of {len(missing):,} topics")
     described.update((topic.name, actual[topic.name]) for topic in data)
     for kind, some in (("own", own), ("data", data)):
         created = [topic.name for topic in some if topic.name not in before]
         if created:
-            yield Step(Did.DONE, f"created {len(created)} {kind} topics: {listed(created)}")
+            yield CommandStep(Did.DONE, f"created {len(created)} {kind} topics: {listed(created)}")
         else:
-            yield Step(Did.LEFT, f"the {len(some)} {kind} topics exist")
+            yield CommandStep(Did.LEFT, f"the {len(some)} {kind} topics exist")
     counts = {name: topic.partitions for name, topic in actual.items()}
     odd = [f"{t.name} ({counts[t.name]})" for t in data if counts[t.name] != t.partitions]
     if odd and new:
         want = config.log.partitions
-        yield Step(Did.WARN, f"not {want} partitions, and kept so from here on: {listed(odd)}")
+        yield CommandStep(
+            Did.WARN, f"not {want} partitions, and kept so from here on: {listed(odd)}"
+        )
 
 
 def _refuse_used(config: Config, present: dict[str, topics.Described]) -> None:
@@ -312,13 +316,13 @@ def _start_log(
     ready: _Checked,
     described: dict[str, topics.Described],
     undo: ExitStack,
-) -> Iterator[Step]:
+) -> Iterator[CommandStep]:
     """Create the slot, or use the existing one, and write where the log starts."""
     server, slot, hidden = ready.server, ready.slot, ready.hidden
     if slot is None:
         writing = open_transactions(connection)
         if writing:
-            yield Step(Did.WARN, f"waiting for {len(writing)} open transactions to end")
+            yield CommandStep(Did.WARN, f"waiting for {len(writing)} open transactions to end")
         failover = config.source.failover is not False and server.major >= FAILOVER_MAJOR
         lsn = source_setup.create_slot(connection, config.slot, failover=failover)
         # It would keep WAL for a pipeline that does not exist; the next attempt creates another.
@@ -345,12 +349,12 @@ def _start_log(
     resume.write_fenced(config, identity, first_position(lsn), *first, *numbers, read=None)
     undo.pop_all()  # from here on the pipeline exists
     how = "created the slot" if slot is None else "took over the slot"
-    yield Step(
+    yield CommandStep(
         Did.DONE, f"{how} {config.slot}; it keeps WAL from now on, also while no daemon reads"
     )
     if numbers:
         yield hidden.written()
-    yield Step(Did.DONE, f"wrote the first resume record: the log starts at {lsn}")
+    yield CommandStep(Did.DONE, f"wrote the first resume record: the log starts at {lsn}")
 
 
 def first_position(lsn: LSN) -> ResumePosition:
@@ -376,19 +380,21 @@ def _rows_since(
     connection: Connection,
     tables: list[SourceTable],
     identity: ResumeIdentity,
-) -> Iterator[Step]:
+) -> Iterator[CommandStep]:
     """Report which tables are new to the log and had rows before: no event carries those."""
     new = [each for each in tables if each.catalog_name not in identity.publication.tables]
     filled = [str(each) for each in new if not each.may_select or count_rows(connection, each)[0]]
     if filled:
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"new in the publication: {listed(filled)}; rows that were there before are not in the"
             f" log: `cdc snapshot {' '.join(filled[:8])}` reads them while the daemon runs",
         )
 
 
-def _rows(config: Config, connection: Connection, tables: list[SourceTable]) -> Iterator[Step]:
+def _rows(
+    config: Config, connection: Connection, tables: list[SourceTable]
+) -> Iterator[CommandStep]:
     """Report what happens to the rows that are older than the log."""
     filled, unread = [], []
     for table in tables:
@@ -399,9 +405,11 @@ def _rows(config: Config, connection: Connection, tables: list[SourceTable]) -> 
         if count:
             filled.append(f"{table} ({'' if exact else 'about '}{count:,})")
     if filled and config.snapshot.mode == "initial":
-        yield Step(Did.LEFT, f"rows that `cdc run` copies into the log first: {listed(filled)}")
+        yield CommandStep(
+            Did.LEFT, f"rows that `cdc run` copies into the log first: {listed(filled)}"
+        )
     elif filled:
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"rows that were there before the log began are not in it: {listed(filled)}; "
             "a later UPDATE or DELETE of one is",
@@ -409,7 +417,7 @@ def _rows(config: Config, connection: Connection, tables: list[SourceTable]) -> 
     if unread:
         stops = config.snapshot.mode == "initial"
         then = ": the initial snapshot needs GRANT SELECT on them" if stops else ""
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"may not be read, so it is unknown whether they hold rows: {listed(unread)}{then}",
         )
@@ -433,7 +441,7 @@ def survey(config: Config) -> Remains:
     return Remains(slot, found, sorted(topics.existing(topics.admin(config), config.prefix)))
 
 
-def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[Step]:
+def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[CommandStep]:
     """Drop slot and publication, and with `with_topics` the log; raise while a daemon streams.
 
     Neither is dropped if either cannot be.
@@ -446,21 +454,25 @@ def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterato
                 source_setup.drop_slot(connection, config.slot)
         if remains.slot is not None:
             kept = size(remains.slot.retained_bytes or 0)
-            yield Step(Did.DONE, f"dropped the slot {config.slot}; it released {kept} of WAL")
+            yield CommandStep(
+                Did.DONE, f"dropped the slot {config.slot}; it released {kept} of WAL"
+            )
         else:
-            yield Step(Did.LEFT, f"there is no slot {config.slot}")
+            yield CommandStep(Did.LEFT, f"there is no slot {config.slot}")
         if remains.publication is not None:
-            yield Step(Did.DONE, f"dropped the publication {config.publication}")
+            yield CommandStep(Did.DONE, f"dropped the publication {config.publication}")
         else:
-            yield Step(Did.LEFT, f"there is no publication {config.publication}")
+            yield CommandStep(Did.LEFT, f"there is no publication {config.publication}")
         yield from migrations.tear_down(config, connection)
     if not remains.topics:
-        yield Step(Did.LEFT, f"there are no topics {config.prefix}.*")
+        yield CommandStep(Did.LEFT, f"there are no topics {config.prefix}.*")
     elif with_topics:
         topics.delete(topics.admin(config), remains.topics)
-        yield Step(Did.DONE, f"deleted {len(remains.topics)} topics: {listed(remains.topics)}")
+        yield CommandStep(
+            Did.DONE, f"deleted {len(remains.topics)} topics: {listed(remains.topics)}"
+        )
     else:
-        yield Step(
+        yield CommandStep(
             Did.LEFT,
             f"{len(remains.topics)} topics {config.prefix}.* are kept; they can be read, but not "
             "continued: a new pipeline needs another log.prefix, or --topics",

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cdc.decode.messages import RelationColumn
 from cdc.errors import ConfigError
 from cdc.log import column_numbers
-from cdc.operate.commands.steps import Did, Step
+from cdc.operate.commands.steps import CommandStep, Did
 from cdc.operate.readable import listed
 from cdc.publication import column_identity
 from cdc.publication.plan import GENERATED
@@ -113,18 +113,18 @@ class HiddenColumns:
         """Return what the log does not have yet."""
         return [n for n in self._known.values() if n.hidden and not self._is_written(n)]
 
-    def write(self) -> Iterator[Step]:
+    def write(self) -> Iterator[CommandStep]:
         """Write to the log what it does not have, and report it."""
         if new := self.new:
             column_numbers.write(self._config, new)
             yield self.written()
 
-    def written(self) -> Step:
+    def written(self) -> CommandStep:
         """Note that the log has what is new; return the step that reports it."""
         new = self.new
         self._written |= {n.relation_id: n for n in new}
         names = [f"{n.schema}.{n.table} ({_column_names(n)})" for n in new]
-        return Step(Did.DONE, f"recorded the hidden columns by number: {listed(names)}")
+        return CommandStep(Did.DONE, f"recorded the hidden columns by number: {listed(names)}")
 
     def _is_written(self, numbers: ColumnNumbers) -> bool:
         written = self._written.get(numbers.relation_id)

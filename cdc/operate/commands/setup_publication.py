@@ -14,7 +14,7 @@ import msgspec
 
 from cdc.errors import ConfigError, GapError
 from cdc.log import resume
-from cdc.operate.commands.steps import Did, Step
+from cdc.operate.commands.steps import CommandStep, Did
 from cdc.operate.readable import listed
 from cdc.publication import change as change_publication
 from cdc.publication.change import PublicationChange
@@ -49,13 +49,13 @@ def publish(
     wanted: Plan,
     state: Publication | None,
     record: Resume | None,
-) -> Iterator[Step]:
+) -> Iterator[CommandStep]:
     """Create the publication or change it to `wanted`; `check` has found no obstacle."""
     name = config.publication
     names = listed([str(each.table) for each in wanted.members])
     if state is None:
         change_publication.create(connection, name, wanted)
-        yield Step(Did.DONE, f"created the publication {name} of {names}")
+        yield CommandStep(Did.DONE, f"created the publication {name} of {names}")
     else:
         yield from _change(connection, config, wanted, state, record)
     yield from _notes(wanted)
@@ -67,13 +67,13 @@ def _change(
     wanted: Plan,
     state: Publication,
     record: Resume | None,
-) -> Iterator[Step]:
+) -> Iterator[CommandStep]:
     name = config.publication
     tables = {member.table.oid: str(member.table) for member in wanted.members}
     change = change_publication.difference(wanted, state, config.selection)
     if not change:
         what = listed(list(tables.values()))
-        yield Step(Did.LEFT, f"the publication {name} has {what}")
+        yield CommandStep(Did.LEFT, f"the publication {name} has {what}")
     else:
         change_publication.alter(connection, name, change, wanted, state)
         if change.drop and record is not None:
@@ -83,7 +83,7 @@ def _change(
             resume.write_fenced(config, kept, position, read=record)
         yield from _change_steps(name, change)
     if change.by_hand:
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"row filters or column lists set by hand on"
             f" {listed([entry.name for entry in change.by_hand])} are left as they are; the log"
@@ -95,7 +95,7 @@ def _change(
         if oid not in tables and not config.selection.excludes(each.schema, each.table)
     )
     if others and wanted.via_root:
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"the publication also has {listed(others)}: they are captured too; source.exclude"
             " leaves one out",
@@ -142,41 +142,41 @@ def check(
         )
 
 
-def _change_steps(name: str, change: PublicationChange) -> Iterator[Step]:
+def _change_steps(name: str, change: PublicationChange) -> Iterator[CommandStep]:
     if change.add:
         added = listed([str(each.table) for each in change.add])
-        yield Step(Did.DONE, f"added {added} to the publication {name}")
+        yield CommandStep(Did.DONE, f"added {added} to the publication {name}")
     for member in change.replace:
         which = "every column" if member.columns is None else listed(list(member.columns))
         rows = "every row" if member.where is None else f"rows where {member.where}"
-        yield Step(
+        yield CommandStep(
             Did.DONE,
             f"changed {member.table} in the publication {name}: {which}, {rows}; what the log"
             " holds already is kept",
         )
     if change.drop:
         dropped = listed([entry.name for entry in change.drop])
-        yield Step(
+        yield CommandStep(
             Did.DONE, f"removed {dropped} from the publication {name}; the log continues without"
         )
     if change.add_schemas:
         what = listed(change.add_schemas)
-        yield Step(Did.DONE, f"the publication {name} publishes complete schemas: {what}")
+        yield CommandStep(Did.DONE, f"the publication {name} publishes complete schemas: {what}")
     if change.drop_schemas:
         what = listed(change.drop_schemas)
-        yield Step(Did.DONE, f"the publication {name} publishes tables one by one: {what}")
+        yield CommandStep(Did.DONE, f"the publication {name} publishes tables one by one: {what}")
     for option, value in change.options.items():
-        yield Step(Did.DONE, f"set {option} = {value} on the publication {name}")
+        yield CommandStep(Did.DONE, f"set {option} = {value} on the publication {name}")
 
 
-def _notes(wanted: Plan) -> Iterator[Step]:
+def _notes(wanted: Plan) -> Iterator[CommandStep]:
     for table, names in wanted.nulled.items():
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"{table}: Postgres sends {listed(names)} nevertheless; it is null in every event",
         )
     for schema, why in wanted.refused_schemas.items():
-        yield Step(
+        yield CommandStep(
             Did.WARN,
             f"tables created later in {schema} are captured only after the next `cdc setup`: {why}",
         )

@@ -13,6 +13,6 @@ class Did(Enum):
     PROGRESS = "progress"  # part of a long step, to show progress
 
 
-class Step(NamedTuple):
+class CommandStep(NamedTuple):
     did: Did
     what: str

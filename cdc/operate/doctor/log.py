@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.log.inspection import Cluster, TopicFacts
+    from cdc.log.inspection import InspectedCluster, TopicFacts
     from cdc.log.resume import Resume
     from cdc.log.topic_monitor import Examined
     from cdc.log.topics import Topic
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class LogFacts(NamedTuple):
     """All facts that the checks use; `resume` and `examined` are None before `cdc setup`."""
 
-    cluster: Cluster
+    cluster: InspectedCluster
     wanted: list[Topic]  # internal topics, and one for each matched table
     topics: dict[str, TopicFacts]
     transactions: str | None  # what is wrong with them, or None
@@ -55,7 +55,7 @@ def check_log(config: Config, facts: LogFacts) -> list[Finding]:
     ]
 
 
-def _cluster(config: Config, cluster: Cluster) -> Iterator[Finding]:
+def _cluster(config: Config, cluster: InspectedCluster) -> Iterator[Finding]:
     brokers = f"{cluster.brokers} broker" + "s" * (cluster.brokers != 1)
     yield ok("kafka", f"cluster {cluster.cluster_id}, {brokers}")
     copies = config.log.replication_factor

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.log.inspection import Cluster, TopicFacts
+    from cdc.log.inspection import InspectedCluster, TopicFacts
     from cdc.log.topics import Topic
 
 DURABLE_COPIES: Final = 2
@@ -146,7 +146,7 @@ def _kept_ms(topic: TopicFacts) -> float:
     return float("inf") if value < 0 else value
 
 
-def check_transaction_log(cluster: Cluster, state: TopicFacts | None) -> Iterator[Finding]:
+def check_transaction_log(cluster: InspectedCluster, state: TopicFacts | None) -> Iterator[Finding]:
     """Yield what the loss of a broker would do to transactions."""
     if state is None or cluster.brokers < DURABLE_COPIES:
         return

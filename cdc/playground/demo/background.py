@@ -8,7 +8,7 @@ from abc import abstractmethod
 from cdc.errors import CDCError
 
 
-class Background(threading.Thread):
+class DemoThread(threading.Thread):
     """A thread of the demo; a subclass does its work in `work`, until `over` is set."""
 
     def __init__(self, name: str) -> None:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import CDCError
-from cdc.playground.demo.background import Background
+from cdc.playground.demo.background import DemoThread
 from cdc.playground.demo.flow import Flow, Kill
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class NotRecoveredError(CDCError):
     """Changes do not arrive again after a kill."""
 
 
-class Chaos(Background):
+class Chaos(DemoThread):
     """Kills until `over`; the thread ends when the last kill has been recovered from."""
 
     def __init__(

@@ -10,7 +10,7 @@ import orjson
 from cdc.playground.demo.view import grouped
 
 if TYPE_CHECKING:
-    from cdc.playground.demo.proof import Proof
+    from cdc.playground.demo.proof import DemoProof
     from cdc.playground.demo.stage import DemoOutcome
 
 
@@ -46,7 +46,7 @@ def _follower_lines(outcome: DemoOutcome) -> list[str]:
     return lines
 
 
-def _summary(outcome: DemoOutcome, proof: Proof) -> str:
+def _summary(outcome: DemoOutcome, proof: DemoProof) -> str:
     frontier = f"frontier {proof.frontier.lsn}, " if proof.frontier else ""
     return (
         f"{f'{grouped(proof.initial)} rows read, ' if proof.initial else ''}"

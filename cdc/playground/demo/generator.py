@@ -32,7 +32,7 @@ _CONNECT_SECONDS: Final = 3
 _MOST_LAG_SECONDS: Final = 0.5
 
 
-class RowWriter(threading.Thread):
+class LoadWriter(threading.Thread):
     """One connection and its actor, `rate` changes a second on average; `changes` committed."""
 
     def __init__(self, dsn: str, actor: Actor, rate: float, stop: threading.Event) -> None:
@@ -87,7 +87,7 @@ def fill(dsn: str) -> int:
         ).rowcount
 
 
-def report(writers: list[RowWriter]) -> None:
+def report(writers: list[LoadWriter]) -> None:
     print(sum(writer.changes for writer in writers), flush=True)  # noqa: T201 - stdout is for it
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     stop = threading.Event()
     opened = fill(arguments.dsn)
     writers = [
-        RowWriter(arguments.dsn, Actor(n, WRITERS, arguments.seed), arguments.rate / WRITERS, stop)
+        LoadWriter(arguments.dsn, Actor(n, WRITERS, arguments.seed), arguments.rate / WRITERS, stop)
         for n in range(WRITERS)
     ]
     writers[0].changes += opened

@@ -43,7 +43,7 @@ _NAMED: Final = 3  # key hashes in one sentence
 Key = tuple[tuple[str, Any], ...]
 
 
-class Proof(NamedTuple):
+class DemoProof(NamedTuple):
     """The outcome: `findings` is empty if and only if the log equals the database.
 
     For a table that is only partly in the log, that part must be equal: `not_in_log` reports the
@@ -61,7 +61,7 @@ class Proof(NamedTuple):
     not_in_log: tuple[str, ...] = ()
 
 
-def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
+def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> DemoProof:
     """Wait until the log has everything committed so far, then compare it with the database.
 
     Raises what the clients raise when a server is down; a log that never catches up is a finding.
@@ -89,7 +89,7 @@ def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
     for state in states.values():
         findings.add(f"the log holds {state.name}, which the publication does not")
     sentences = findings.sentences()
-    return Proof(
+    return DemoProof(
         equal=not sentences,
         tables=len(published),
         rows=rows,

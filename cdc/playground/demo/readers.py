@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import CDCError
 from cdc.log.follower_reports import Readings
-from cdc.playground.demo.background import Background
+from cdc.playground.demo.background import DemoThread
 from cdc.playground.demo.schema import TABLES
 from cdc.playground.demo.tail import Tail
 
@@ -22,7 +22,7 @@ _FIND_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 0.5
 
 
-class Listener(Background):
+class Listener(DemoThread):
     """Feeds the flow from the pipeline's topics."""
 
     def __init__(self, config: Config, flow: Flow) -> None:
@@ -46,7 +46,7 @@ class Listener(Background):
                             self._flow.take(seen, now)
 
 
-class ReportReader(Background):
+class ReportReader(DemoThread):
     """Feeds the flow with the followers' reports."""
 
     def __init__(self, config: Config, flow: Flow) -> None:
@@ -67,7 +67,7 @@ class ReportReader(Background):
                     self._flow.note_followers(readings.newest, time.time())
 
 
-class StatePoller(Background):
+class StatePoller(DemoThread):
     """Keeps `answer` up to date: asking may take long while the daemon is busy or down."""
 
     def __init__(self, daemon: DaemonChild) -> None:

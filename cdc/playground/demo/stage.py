@@ -33,11 +33,11 @@ from cdc.playground.demo.chaos import Chaos
 from cdc.playground.demo.child import DaemonChild, FollowersChild, follower_settings
 from cdc.playground.demo.flow import Flow, Kill
 from cdc.playground.demo.home import claimed
-from cdc.playground.demo.proof import Proof, prove
+from cdc.playground.demo.proof import DemoProof, prove
 from cdc.playground.demo.readers import Listener, ReportReader, StatePoller
 from cdc.playground.demo.schema import DDL, OLD
 from cdc.playground.demo.stores import FollowersProof, prove_followers
-from cdc.playground.demo.view import Scene, View
+from cdc.playground.demo.view import DemoView, Scene
 from cdc.playground.demo.views import VIEWS
 from cdc.playground.demo.writing import Generator
 from cdc.playground.servers import ports
@@ -78,7 +78,7 @@ class DemoOutcome:
     """The contents of the closing line."""
 
     options: DemoOptions
-    proof: Proof | None = None  # None when a second Ctrl-C skipped it
+    proof: DemoProof | None = None  # None when a second Ctrl-C skipped it
     seconds: float = 0.0
     first_change_seconds: float | None = None  # from the start of the command
     late_ms: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile, maximum
@@ -125,7 +125,7 @@ class Interrupts:
 class DemoRun:
     """One run; `run` returns its outcome or raises the reason that there is none."""
 
-    def __init__(self, options: DemoOptions, view: View, progress: Progress) -> None:
+    def __init__(self, options: DemoOptions, view: DemoView, progress: Progress) -> None:
         self._options = options
         self._view = view
         self._progress = progress

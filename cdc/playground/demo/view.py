@@ -56,7 +56,7 @@ class Scene(NamedTuple):
     daemon_starts: int
 
 
-class View(ABC):
+class DemoView(ABC):
     """What both ways of showing share."""
 
     def __init__(self, console: Console) -> None:
@@ -84,7 +84,7 @@ class View(ABC):
         self._restored.close()
 
 
-class LineView(View):
+class LineView(DemoView):
     """Plain lines: for logs, pipes and CI."""
 
     def __init__(self, console: Console) -> None:
@@ -107,7 +107,7 @@ class LineView(View):
         self.say(text)
 
 
-class ScreenView(View):
+class ScreenView(DemoView):
     """A picture redrawn in place; the lines of `say` scroll away above it."""
 
     def __init__(self, console: Console) -> None:

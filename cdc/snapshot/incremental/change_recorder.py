@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cdc.encode.encoder import Encoder
     from cdc.sequence.sequencer import Sequencer
-    from cdc.snapshot.incremental.reconcile import Changes, Values
+    from cdc.snapshot.incremental.reconcile import ChunkChanges, Values
     from cdc.snapshot.incremental.records import Key
 
 
@@ -31,7 +31,7 @@ class ChangeRecorder:
         self._relation_id = relation_id
         self._key_changed = key_changed
         # Between the watermarks of a chunk; there may be several.
-        self.recording: list[Changes] = []
+        self.recording: list[ChunkChanges] = []
 
     @property
     def all_rows(self) -> bool:
@@ -98,12 +98,12 @@ class ChangeRecorders:
         """Return the recorder of a table that is observed."""
         return self._by_relation[relation_id]
 
-    def start(self, relation_id: int, changes: Changes) -> None:
+    def start(self, relation_id: int, changes: ChunkChanges) -> None:
         """Record a table's changes, from here on, for a chunk."""
         self._observe(relation_id).recording.append(changes)
         self._sequencer.observe(relation_id, all_rows=True)
 
-    def stop(self, relation_id: int, changes: Changes) -> None:
+    def stop(self, relation_id: int, changes: ChunkChanges) -> None:
         """Record no more for a chunk; the table stays observed."""
         recorder = self._by_relation[relation_id]
         recorder.recording.remove(changes)

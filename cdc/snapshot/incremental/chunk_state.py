@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct
 
 from cdc.decode.pg_snapshot import PgSnapshot
-from cdc.snapshot.incremental.reconcile import Changes
+from cdc.snapshot.incremental.reconcile import ChunkChanges
 from cdc.snapshot.incremental.records import TableName
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Low(Struct, frozen=True):
     lsn: int  # where the low watermark was committed
     relation_id: int
     schema_id: int | None  # the table's version there
-    changes: Changes  # filled in place: a state per row change would copy them
+    changes: ChunkChanges  # filled in place: a state per row change would copy them
 
 
 class Read(Struct, frozen=True):
@@ -59,7 +59,7 @@ class High(Struct, frozen=True):
     """The stream is at its high watermark, and agrees; it is published with the commit."""
 
     lsn: int  # of the high watermark's message
-    changes: Changes
+    changes: ChunkChanges
     chunk: Chunk
 
 
@@ -119,14 +119,14 @@ class RecordChanges(Struct, frozen=True):
     """Add the table's changes to `changes` from here on."""
 
     relation_id: int
-    changes: Changes
+    changes: ChunkChanges
 
 
 class StopRecording(Struct, frozen=True):
     """Add no more changes."""
 
     relation_id: int
-    changes: Changes
+    changes: ChunkChanges
 
 
 class ReadOn(Struct, frozen=True):
@@ -145,7 +145,7 @@ class Publish(Struct, frozen=True):
     """Publish the rows as changes of the current transaction, reconciled with `changes`."""
 
     lsn: int
-    changes: Changes
+    changes: ChunkChanges
     chunk: Chunk
 
 
@@ -182,7 +182,7 @@ def advance(state: State, event: Event) -> Transition:  # noqa: PLR0911 - a retu
     """Return the state after the event, and what the caller must do."""
     match state, event:
         case Requested(chunk), LowReached(lsn, relation_id, schema_id):
-            low = Low(lsn, relation_id, schema_id, Changes())
+            low = Low(lsn, relation_id, schema_id, ChunkChanges())
             recording = (RecordChanges(relation_id, low.changes),)
             return (low if chunk is None else Read(low, chunk)), recording
         case Requested(None), RowsRead(chunk):

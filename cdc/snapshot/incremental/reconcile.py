@@ -6,7 +6,7 @@ its last row was read. So the SELECT saw everything that the stream holds before
 (`cdc.snapshot.incremental.visibility` finds the exception), nothing that it holds after the high
 watermark, and any part of the changes between. At the high watermark the chunk's rows are brought
 up to date: the changes that the SELECT's snapshot did not see are merged into them, in the stream's
-order (`Changes.reconcile`).
+order (`ChunkChanges.reconcile`).
 
 Where a change has a row in full, the log has that row, and the chunk's row is dropped. A change
 that left TOAST out has only a part: the missing values are only in the chunk's row, so that row is
@@ -50,7 +50,7 @@ class RowChange(NamedTuple):
         return self.before is None and self.after is None
 
 
-class Changes:
+class ChunkChanges:
     """What happened to a table between the watermarks of one chunk."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def read_all(config: Config) -> IncrementalLog:
     return log_in(config, entries(config))
 
 
-def log_in(config: Config, read: Iterable[Entry]) -> IncrementalLog:
+def log_in(config: Config, read: Iterable[SnapshotEntry]) -> IncrementalLog:
     """Return what entries of the snapshots' topic hold of incremental ones."""
     topic = names.snapshot_topic(config.prefix)
     found: list[IncrementalRecord] = []
@@ -66,7 +66,7 @@ def replacement_record(config: Config, replacement: Replacement) -> tuple[str, b
     return names.snapshot_topic(config.prefix), key, records.encode(replacement)
 
 
-class Entry(NamedTuple):
+class SnapshotEntry(NamedTuple):
     """A record of the snapshots' topic, undecoded; `fields` are its key's."""
 
     key: bytes
@@ -74,15 +74,15 @@ class Entry(NamedTuple):
     value: bytes
 
 
-def entries(config: Config) -> Iterator[Entry]:
+def entries(config: Config) -> Iterator[SnapshotEntry]:
     """Return this pipeline's newest records of initial and incremental snapshots. Blocks."""
     read = reader.read_if_there(config, names.snapshot_topic(config.prefix))
     return entries_in(config, reader.newest_values(read))
 
 
-def entries_in(config: Config, newest: Mapping[bytes, bytes]) -> Iterator[Entry]:
+def entries_in(config: Config, newest: Mapping[bytes, bytes]) -> Iterator[SnapshotEntry]:
     """Yield the pipeline's entries among the newest values of their topic's keys."""
     for key, value in newest.items():
         fields: dict[str, Any] = msgspec.json.decode(key)
         if value and fields.get("pipeline") == config.pipeline:
-            yield Entry(key, fields, value)
+            yield SnapshotEntry(key, fields, value)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc import failpoints
-from cdc.encode.compiler import RowSource
+from cdc.encode.compiler import FunctionText
 from cdc.encode.partition import partition_of
 from cdc.log import reader
 from cdc.log.batch import Batch
@@ -163,7 +163,7 @@ def event_format_of(
 ) -> bytes:
     """Return an event's format that takes ordinal and seq, after `before` where that is open."""
     tx, times = transaction(plan.epoch, plan.lsn, plan.taken_at_us)
-    source = RowSource(schema, plan.database, config.prefix)
+    source = FunctionText(schema, plan.database, config.prefix)
     return source.event_format(
         before, b"null", op, unchanged=b"", snapshot="true", tx=tx, lsn=b"%d" % plan.lsn,
         times=times,

@@ -52,7 +52,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int = 0
 
 
-class Range(msgspec.Struct, frozen=True, kw_only=True):
+class PageRange(msgspec.Struct, frozen=True, kw_only=True):
     """Some or all pages of a planned table, and the seqs of its rows."""
 
     table: int  # index in the plan
@@ -89,17 +89,17 @@ class SnapshotTable(msgspec.Struct, frozen=True, kw_only=True):
         """How many seqs its rows may take."""
         return UNKNOWN_CAPACITY if self.pages is None else self.pages * self.rows_per_page
 
-    def ranges(self, index: int) -> Iterator[Range]:
+    def ranges(self, index: int) -> Iterator[PageRange]:
         """Yield its ranges, as the table of that index in the plan."""
         if self.pages is None:
-            yield Range(
+            yield PageRange(
                 table=index, number=0, first_page=None, end_page=None,
                 first_seq=self.first_seq, capacity=UNKNOWN_CAPACITY,
             )  # fmt: skip
             return
         for number, first in enumerate(range(0, self.pages, self.pages_per_range)):
             end = min(first + self.pages_per_range, self.pages)
-            yield Range(
+            yield PageRange(
                 table=index,
                 number=number,
                 first_page=first,
@@ -142,12 +142,12 @@ class SnapshotPlan(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[SnapshotTable, ...] = ()
     schemas: dict[int, SchemaRecord] = {}
 
-    def ranges(self) -> Iterator[Range]:
+    def ranges(self) -> Iterator[PageRange]:
         """Yield every range of every table."""
         for index, table in enumerate(self.tables):
             yield from table.ranges(index)
 
-    def ranges_of(self, task: int) -> Iterator[Range]:
+    def ranges_of(self, task: int) -> Iterator[PageRange]:
         """Yield the ranges of one task: of P tasks, task k has k, k+P, and so on."""
         for number, each in enumerate(self.ranges()):
             if number % self.tasks == task:

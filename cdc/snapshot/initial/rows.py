@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc.encode.routes import TableRoute
     from cdc.events import LSN
     from cdc.log.batch import Batch
-    from cdc.snapshot.initial.records import Range
+    from cdc.snapshot.initial.records import PageRange
 
 _ORDINAL = 0  # before the first change that commits after the snapshot
 
@@ -36,10 +36,10 @@ def transaction(epoch: int, lsn: LSN, us: int) -> tuple[bytes, bytes]:
     return TX % (times, b"null", epoch, lsn >> 32, lsn & 0xFFFFFFFF), times
 
 
-class Rows:
+class RangeRows:
     """The rows of one range, encoded and put into the batch."""
 
-    def __init__(self, table: TableRoute, event: bytes, each: Range, batch: Batch) -> None:
+    def __init__(self, table: TableRoute, event: bytes, each: PageRange, batch: Batch) -> None:
         """`event` is the table's `copied_format`."""
         self.table, self._event, self._batch = table, event, batch
         self._first_seq, self._capacity = each.first_seq, each.capacity

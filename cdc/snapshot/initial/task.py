@@ -32,7 +32,7 @@ from cdc.sequence.state import located
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
 from cdc.snapshot.initial.records import RangeRecord, SnapshotTable
-from cdc.snapshot.initial.rows import Rows, transaction
+from cdc.snapshot.initial.rows import RangeRows, transaction
 from cdc.source.connection import take_any_text
 from cdc.source.copying import Copying
 from cdc.source.lookups import look_up
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.encode.masks import ColumnMask
     from cdc.log.records import SchemaRecord
-    from cdc.snapshot.initial.records import Range, SnapshotPlan
+    from cdc.snapshot.initial.records import PageRange, SnapshotPlan
     from cdc.source.connection import Connection
 
     Report = Callable[[int, int], None]  # rows and bytes of the current range, so far
@@ -104,7 +104,7 @@ class CopyTask:
     ) -> None:  # fmt: skip
         self._closing.close()
 
-    def unfinished(self) -> list[Range]:
+    def unfinished(self) -> list[PageRange]:
         """Return the task's ranges that are not in the log yet."""
         done, plan = self._known.done(self._plan), self._plan
         return [
@@ -114,7 +114,7 @@ class CopyTask:
             and plan.tables[each.table].kind == "log"
         ]
 
-    def copy(self, each: Range) -> RangeRecord:
+    def copy(self, each: PageRange) -> RangeRecord:
         """Write a range to the log. Blocks.
 
         Raises RewrittenError, SnapshotLostError, FencedError: then what was written of the range is
@@ -126,7 +126,7 @@ class CopyTask:
         with pinned(self._sql, plan.snapshot):
             prove(self._sql, planned)
             table, event = self._table(planned)
-            rows = Rows(table, event, each, self._batch)
+            rows = RangeRows(table, event, each, self._batch)
             take_any_text(self._sql, config, local=True)
             self._read(range_query(planned, each), rows)
         publisher.flush()
@@ -150,7 +150,7 @@ class CopyTask:
         failpoints.reach("after_range_commit")
         return record
 
-    def _read(self, query: str, rows: Rows) -> None:
+    def _read(self, query: str, rows: RangeRows) -> None:
         batch, publisher, reported, size = self._batch, self._publisher, 0, 0
         with Copying(self._sql, query) as copying:
             while chunk := copying.read():
@@ -225,14 +225,14 @@ def masks(config: Config, connection: Connection, version: SchemaRecord) -> list
     return found
 
 
-def range_query(planned: SnapshotTable, each: Range) -> str:
+def range_query(planned: SnapshotTable, each: PageRange) -> str:
     """Return the COPY of a range: each column's text, as pgoutput would write it."""
     columns = ", ".join(planned.outputs)
     rows = f"SELECT {columns} FROM {range_rows(planned, each)}"  # noqa: S608 - of the catalog's
     return f"COPY ({rows}) TO STDOUT (FORMAT binary)"
 
 
-def range_rows(planned: SnapshotTable, each: Range) -> str:
+def range_rows(planned: SnapshotTable, each: PageRange) -> str:
     """Return the text after FROM in the query that reads a range's rows."""
     tests = []
     if each.first_page is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.batch import Batch
-    from cdc.snapshot.incremental.topic import Entry
+    from cdc.snapshot.incremental.topic import SnapshotEntry
 
 Record = tuple[str, bytes, bytes | None]  # topic, key, value
 
@@ -118,7 +118,7 @@ def read_state(config: Config) -> SnapshotState | None:
     return state_in(config, entries(config))
 
 
-def state_in(config: Config, found: Iterable[Entry]) -> SnapshotState | None:
+def state_in(config: Config, found: Iterable[SnapshotEntry]) -> SnapshotState | None:
     """Return the state among entries of the snapshots' topic; None where there is none."""
     topic = names.snapshot_topic(config.prefix)
     states = (each.value for each in found if each.fields.get("part") == "state")
