@@ -29,6 +29,15 @@ _IN_POSTGRES = "view v has no answer, in Postgres neither: "
 _SUM = "SELECT g AS id, sum(big) AS b FROM vals GROUP BY g"
 
 
+_CASES = (
+    "sum", "product", "integer", "smallint", "bigint", "cast", "numeric", "date", "year",
+    "text-int", "text-large", "text-numeric", "text-empty", "text-bool",
+    "text-float", "text-small",
+    "text-date", "text-year", "text-form", "text-nan",
+    "zero", "remainder", "quotient", "inexact", "several", "null",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("sql", "change", "says", "fix"),
     [
@@ -139,14 +148,12 @@ _SUM = "SELECT g AS id, sum(big) AS b FROM vals GROUP BY g"
             "UPDATE vals SET a = 8 WHERE id = 3",
         ),
     ],
-    ids=[
-        "sum", "product", "integer", "smallint", "bigint", "cast", "numeric", "date", "year",
-        "text-int", "text-large", "text-numeric", "text-empty", "text-bool",
-        "text-float", "text-small",
-        "text-date", "text-year", "text-form", "text-nan",
-        "zero", "remainder", "quotient", "inexact", "several", "null",
-    ],
+    ids=_CASES,
 )  # fmt: skip
+@pytest.mark.long(
+    "small tables are read in one of two ways",
+    sample=[*(f"rows-{case}" for case in _CASES), "files-sum", "files-text-int", "files-several"],
+)
 @pytest.mark.parametrize("reads", ["rows", "files"])
 def test_a_view_without_an_answer_stays_as_it_is_until_the_row_is_corrected(  # noqa: PLR0917 - a case each
     database: Database,
