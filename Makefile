@@ -72,7 +72,7 @@ down: ## stop and remove the containers; ARGS=-v also removes their data
 test: setup ## a quarter of an hour on real servers, for every commit (ARGS='-k name' picks, JOBS=0: in one process)
 	@$(PYTEST) -n $(JOBS) --tier commit $(ARGS)
 
-test-slow: setup ## the tests of eight seconds and more that `make test` leaves out; a commit must pass them, too
+test-slow: setup ## the tests of seven seconds and more that `make test` leaves out; a commit must pass them, too
 	@$(PYTEST) -n $(JOBS) --tier slow $(ARGS)
 
 test-long: setup ## all the rest, with a new seed, which is printed (LOCKSTEP_SEED=… repeats one)
