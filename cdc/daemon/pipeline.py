@@ -175,8 +175,9 @@ class Pipeline:
         config, self.replay = self.config, replay
         pending = [(topic, number) for topic, number, _ in position.pending]
         ends = self.run_blocking(lambda: reader.written_ends(config, pending))
-        schemas = self.run_blocking(lambda: reader.read_schemas(config))
-        numbers = self.run_blocking(lambda: reader.read_column_numbers(config))
+        schema_topic = self.run_blocking(lambda: reader.read_schema_topic(config))
+        schemas = reader.schemas_in(config, schema_topic.values)
+        numbers = reader.numbers_in(config, schema_topic.values)
         self.position = self.written = position  # committed, and handed to a producer
         relations = Relations(config.prefix, schemas, position.schema_id, numbers)
         logged = self.run_blocking(lambda: incremental_topic.load(config, self.admin))
@@ -185,9 +186,7 @@ class Pipeline:
             config, self.sql, self.admin, self.batch, relations, identity, self.completeness
         )
         self.frontiers = FrontierCounts(config.pipeline, identity.epoch, position, ends)
-        self.frontiers.state_found(
-            self.run_blocking(lambda: reader.read_schema_topic(config, position.schemas_end))
-        )
+        self.frontiers.state_found(schema_topic)
         self.intake = Intake(
             config, self.stream, self.tables, identity, position, self._describe, self._full,
             self.run_blocking, replay,

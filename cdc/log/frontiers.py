@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.partitions import Partition
-    from cdc.log.reader import TopicRecords
+    from cdc.log.reader import SchemaTopic
 
 
 class Pending(NamedTuple):
@@ -147,9 +147,9 @@ class FrontierCounts:
         """Note a record of the schema topic, which the next frontier is to state."""
         self._schemas[digests.stated(key, value)] = None
 
-    def state_found(self, found: TopicRecords) -> None:
+    def state_found(self, found: SchemaTopic) -> None:
         """Note the records that the schema topic has from the resume record's `schemas_end` on."""
-        for key, value in found.records:
+        for key, value in found.since(self._schemas_end):
             if self._states_all or records.is_numbers_key(key):
                 self.state(key, value)
         self._schemas_end = found.end

@@ -13,7 +13,6 @@ from cdc.errors import CDCError, FencedError, GapError, Policy
 from cdc.events import row_key
 from cdc.log import absence, names, records
 from cdc.log.consumer import LogConsumer
-from cdc.log.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from cdc.config import Config
-    from cdc.log.partitions import Partition
+    from cdc.log.partitions import OffsetRange, Partition
 
 _TAIL_OFFSETS: Final = 100
 
@@ -149,34 +148,55 @@ def schemas_in(config: Config, read: Iterable[tuple[bytes, bytes]]) -> list[reco
     return [found[schema_id] for schema_id in sorted(found)]
 
 
-class TopicRecords(NamedTuple):
-    """Keys and values of a topic's partition 0 from an offset on, and the offset after them."""
+class SchemaTopic(NamedTuple):
+    """Every record of the schema topic, with its offset, and the offset after them."""
 
-    records: list[tuple[bytes, bytes | None]]
+    records: list[tuple[int, bytes, bytes | None]]
     end: int
 
+    @property
+    def values(self) -> list[tuple[bytes, bytes]]:
+        """Keys and values; that of a tombstone is empty."""
+        return [(key, value or b"") for _, key, value in self.records]
 
-def read_schema_topic(config: Config, start: int = 0) -> TopicRecords:
-    """Return every record that the schema topic has from an offset on."""
+    def since(self, offset: int) -> list[tuple[bytes, bytes | None]]:
+        """Return the keys and values from an offset on.
+
+        A topic that ends before it was created again: all of them count then.
+        """
+        first = offset if offset <= self.end else 0
+        return [(key, value) for at, key, value in self.records if at >= first]
+
+
+def read_schema_topic(config: Config) -> SchemaTopic:
+    """Return every record that the schema topic has."""
     topic = names.schema_topic(config.prefix)
-    with closing(LogConsumer(config, skip_deleted=True)) as consumer:
+    with closing(LogConsumer(config)) as consumer:
         there = consumer.confirmed_if_exists((topic, 0))
         if there is None:
-            return TopicRecords([], 0)
-        # A topic that was created again has fewer: all of them count then.
-        first = start if start <= there.end else 0
-        pieces = consumer.pieces({(topic, 0): OffsetRange(max(first, there.start), there.end)})
-        found = [(each.key() or b"", each.value()) for _, piece in pieces for each in piece]
-        return TopicRecords(found, there.end)
+            return SchemaTopic([], 0)
+        pieces = consumer.pieces({(topic, 0): there})
+        found = [
+            (each.offset() or 0, each.key() or b"", each.value())
+            for _, piece in pieces
+            for each in piece
+        ]
+        return SchemaTopic(found, there.end)
 
 
 def read_column_numbers(config: Config) -> list[records.ColumnNumbers]:
     """Return the column numbers of tables that hide columns, oldest first."""
+    found = read_if_there(config, names.schema_topic(config.prefix))
+    return numbers_in(config, ((each.key() or b"", each.value() or b"") for each in found))
+
+
+def numbers_in(config: Config, read: Iterable[tuple[bytes, bytes]]) -> list[records.ColumnNumbers]:
+    """Return the column numbers among keys and values of their topic, oldest first."""
     topic = names.schema_topic(config.prefix)
     found = {}
-    for message in read_if_there(config, topic):
-        if records.is_numbers_key(message.key() or b"") and message.value():
-            record = records.decode(records.ColumnNumbers, message.value() or b"", topic)
+    for key, value in read:
+        if records.is_numbers_key(key) and value:
+            record = records.decode(records.ColumnNumbers, value, topic)
             found[record.relation_id, record.lsn] = record
     return sorted(found.values(), key=lambda each: each.lsn)
 

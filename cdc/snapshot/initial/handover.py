@@ -47,7 +47,7 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
     position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
     publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
     schemas = reader.read_schema_topic(config)
-    frontier = _frontier(config, plan, known, resumed[1], position, schemas.records)
+    frontier = _frontier(config, plan, known, resumed[1], position, schemas.since(0))
     publisher.add(
         *resume.record(config, replace(position, chain=frontier.chain, schemas_end=schemas.end))
     )
