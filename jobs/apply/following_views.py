@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from cdc import failpoints
@@ -151,18 +151,6 @@ class ViewDropping(ViewsFollowing):
         return definitions.changes({self._dropped[0]: None}, applied)
 
 
-class _Once:
-    """Calls a function the first time that it is called."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-
-    def __call__(self) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function()
-
-
 def apply(
     views: ViewCuts,
     sink: Sink,
@@ -181,7 +169,7 @@ def apply(
     applied = cut.after.applied
     tables = [*views.tables_of(applied), *(each.version for each in more)]
     above = None if cut.replaces else cut.before.applied.seq if cut.before else 0
-    begin = _Once(partial(sink.begin, applied.seq, tables, above))
+    begin = cache(partial(sink.begin, applied.seq, tables, above))  # once
     built = {} if cut.replaces else definitions.stored(sink, views.names)
     built.pop(rebuilt or "", None)
     new, build = 0, ViewBuilder(sink, begin)

@@ -185,10 +185,19 @@ def resolved(share: TableShare, halves: Iterable[Half]) -> Iterator[tuple[Piece,
 
     The files' actions; and, with True, the hash of stored rows to delete, and their number.
     """
+    return _written(share, keyless_buckets.resolved(halves))
+
+
+def written(share: TableShare, changes: Iterable[Change]) -> Iterator[bytes]:
+    """Write new rows; yield the actions of their files."""
+    return (piece.data for piece, _ in _written(share, changes))
+
+
+def _written(share: TableShare, found: Iterable[Change | Taken]) -> Iterator[tuple[Piece, bool]]:
     place = share.target.place
     with buckets.parts_of(share.target) as parts:
         writing = keyless_buckets.KeylessWriting(share.target, _versions(share), parts)
-        for each in keyless_buckets.resolved(halves):
+        for each in found:
             if isinstance(each, Taken):
                 yield Piece(place, "", each.rows, each.id), True
             else:
@@ -196,17 +205,6 @@ def resolved(share: TableShare, halves: Iterable[Half]) -> Iterator[tuple[Piece,
         writing.flush()
     for file in parts.done:
         yield Piece(place, "", file.rows, json.dumps(file.action).encode()), False
-
-
-def written(share: TableShare, changes: Iterable[Change]) -> Iterator[bytes]:
-    """Write new rows; yield the actions of their files."""
-    with buckets.parts_of(share.target) as parts:
-        writing = keyless_buckets.KeylessWriting(share.target, _versions(share), parts)
-        for each in changes:
-            writing.add(each)
-        writing.flush()
-    for file in parts.done:
-        yield json.dumps(file.action).encode()
 
 
 def _versions(share: TableShare) -> tuple[Version, ...]:
