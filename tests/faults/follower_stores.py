@@ -49,6 +49,25 @@ def _empty() -> State:
     return {table: [] for table in TABLES}
 
 
+def redis_state(
+    client: Any,  # noqa: ANN401 - of redis
+    main: str,
+    pattern: str,
+) -> tuple[dict[bytes, bytes], list[tuple[bytes, bytes]]] | None:
+    """Return a follower's fields, and keys with their values, read in one moment.
+
+    None where it is at no frontier, or the server is down.
+    """
+    try:
+        fields, keys, values = client.eval(SNAPSHOT, 1, main, pattern)
+    except redis.RedisError:
+        return None
+    reported = dict(zip(fields[::2], fields[1::2], strict=True))
+    if reported.get(b"applying") or not reported.get(b"seq"):
+        return None
+    return reported, list(zip(keys, values, strict=True))
+
+
 class Redis:
     """A follower's keys: complete rows under their default names."""
 
@@ -58,16 +77,12 @@ class Redis:
 
     def read(self) -> Reading | None:
         """Return the current state; None where it is at no frontier, or the server is down."""
-        try:
-            pattern = f"{self._prefix}:public.*"
-            fields, keys, values = self.client.eval(SNAPSHOT, 1, self._main, pattern)
-        except redis.RedisError:
+        found = redis_state(self.client, self._main, f"{self._prefix}:public.*")
+        if found is None:
             return None
-        reported = dict(zip(fields[::2], fields[1::2], strict=True))
-        if reported.get(b"applying") or not reported.get(b"seq"):
-            return None
+        reported, rows = found
         state = _empty()
-        for key, value in zip(keys, values, strict=True):
+        for key, value in rows:
             table = key.decode().removeprefix(f"{self._prefix}:public.").partition(":")[0]
             state[table].append(plain(table, orjson.loads(value)))
         return Reading(int(reported[b"generation"]), int(reported[b"seq"]), state)

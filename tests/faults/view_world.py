@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 from cdc.events import LSN
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.faults.follower_copies import SHOWN_CHARACTERS, Copies
-from tests.faults.follower_stores import SNAPSHOT, Delta
+from tests.faults.follower_stores import Delta, redis_state
 from tests.faults.view_history import ALL, CLOCK, DDL, History, Reading
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import Database
@@ -85,16 +85,12 @@ class RedisViews:
 
     def newest(self) -> Reading | None:
         """Return the state; None where it is at no frontier."""
-        try:
-            pattern = f"{self._prefix}:views.*"
-            fields, keys, values = self.client.eval(SNAPSHOT, 1, self._main, pattern)
-        except redis.RedisError:
+        found = redis_state(self.client, self._main, f"{self._prefix}:views.*")
+        if found is None:
             return None
-        reported = dict(zip(fields[::2], fields[1::2], strict=True))
-        if reported.get(b"applying") or not reported.get(b"seq"):
-            return None
+        reported, rows = found
         views: dict[str, list[dict[str, Any]]] = {view: [] for view in self._views}
-        for key, value in zip(keys, values, strict=True):
+        for key, value in rows:
             view = key.decode().removeprefix(f"{self._prefix}:views.").partition(":")[0]
             if view != "definitions":
                 views[view].append(orjson.loads(value))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import redis
     from pyspark.sql import SparkSession
 
-    from tests.fixtures.daemon import NewPipeline
+    from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
     from tests.fixtures.store_opensearch import OpenSearchStore
 
 _TABLE: Final = (
@@ -44,6 +44,19 @@ _SHAPES: Final[dict[str, dict[str, object]]] = {
 }
 
 
+def started(
+    pipeline: NewPipeline, tmp_path: Path, stores: dict[str, dict[str, Any]]
+) -> PipelineUnderTest:
+    """Return a pipeline with the table's rows in its log, and the view in all of these stores."""
+    of_views = {"mirror": "lake", "views": ["known"]}
+    followers: dict[str, object] = {name: {**each, **of_views} for name, each in stores.items()}
+    followers["lake"] = {"delta": {"path": str(tmp_path / "lake")}}
+    line = pipeline(_TABLE, views={"known": _VIEW}, followers=followers)
+    line.database.execute(*_ROWS)
+    line.start().wait_ready()
+    return line
+
+
 def test_a_view_in_any_store_is_compared_with_postgres(
     pipeline: NewPipeline,
     spark: SparkSession,
@@ -62,12 +75,7 @@ def test_a_view_in_any_store_is_compared_with_postgres(
             for name, shape in _SHAPES.items()
         },
     }
-    of_views = {"mirror": "lake", "views": ["known"]}
-    followers: dict[str, object] = {name: {**each, **of_views} for name, each in stores.items()}
-    followers["lake"] = {"delta": {"path": str(tmp_path / "lake")}}
-    line = pipeline(_TABLE, views={"known": _VIEW}, followers=followers)
-    line.database.execute(*_ROWS)
-    line.start().wait_ready()
+    line = started(pipeline, tmp_path, stores)
     kept = Followed(line, spark)
     kept.follow("lake", *stores)
     compared = sorted(stores.keys() - {"passing"})
@@ -103,12 +111,7 @@ def test_a_view_that_never_stays_the_same_is_compared_with_its_mirrors_at_a_fron
         "copy": {"sql": {"url": f"sqlite:///{tmp_path}/copy.db"}},
         "cache": {"redis": {"url": redis_url, "prefix": "never"}},
     }
-    of_views = {"mirror": "lake", "views": ["known"]}
-    followers: dict[str, object] = {name: {**each, **of_views} for name, each in stores.items()}
-    followers["lake"] = {"delta": {"path": str(tmp_path / "lake")}}
-    line = pipeline(_TABLE, views={"known": _VIEW}, followers=followers)
-    line.database.execute(*_ROWS)
-    line.start().wait_ready()
+    line = started(pipeline, tmp_path, stores)
     kept, written = Followed(line, spark), threading.Event()
     kept.follow("lake", *stores)
 
