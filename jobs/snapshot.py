@@ -88,6 +88,7 @@ def main(path: Path, *, as_json: bool) -> None:
     driver = Driver(path.absolute())
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, driver.stop)
+    files.end_with_jvm()
     began = time.monotonic()
     try:
         outcome = run(driver, path.absolute())

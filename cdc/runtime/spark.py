@@ -8,8 +8,11 @@ dependencies must be installed where executors run.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -41,11 +44,29 @@ DELTA: Final = {
 NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
 _LEFT_OUT: Final = {".pyc", ".pyo"}
 _TRIAL_SECONDS: Final = 300.0
+_LOOK_SECONDS: Final = 1.0
 
 
 def submitted() -> bool:
     """Return whether spark-submit started this process, and with it the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def end_with_jvm() -> None:
+    """Stop this process, as SIGTERM does, once the JVM ends that has started it.
+
+    spark-submit is that JVM: who ends it would leave this process, which goes on without it.
+    """
+    if not submitted():
+        return
+    jvm = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == jvm:
+            time.sleep(_LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="cdc-jvm", daemon=True).start()
 
 
 def jars(progress: Progress) -> list[Path]:

@@ -13,7 +13,7 @@ import click
 
 from cdc.errors import CDCError, Exit
 from cdc.operate.logs import MessageFormatter
-from cdc.runtime import bugs, extras
+from cdc.runtime import bugs, extras, spark
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,7 +26,8 @@ _TURN_SECONDS: Final = 0.000_5
 
 
 def begin(config: Config) -> None:
-    """Log as configured."""
+    """Log as configured; end with the JVM of spark-submit."""
+    spark.end_with_jvm()
     handler = logging.StreamHandler()
     handler.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
