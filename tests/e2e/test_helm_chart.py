@@ -248,6 +248,16 @@ def test_the_console_asks_for_a_token_and_is_reached_by_those_who_are_named(tmp_
     assert admitted[1]["from"] == _ALL["console"]["from"]
 
 
+def test_a_console_whose_viewers_have_names_needs_no_token(tmp_path: Path) -> None:
+    oidc = {"issuer": "https://accounts.example.com", "audience": "lockstep"}
+    config = yaml.safe_load(_CONFIG) | {"console": {"oidc": oidc}}
+    values = {"config": yaml.safe_dump(config), "console": {"enabled": True}}
+    text = rendered(tmp_path, values, "shop")
+    console = containers(objects(text))["console"]
+    assert console["args"] == ["console", "--listen=0.0.0.0:8600"]
+    assert "/run/secrets/lockstep" not in text
+
+
 def test_the_port_of_the_configuration_is_the_one_that_is_probed(tmp_path: Path) -> None:
     found = objects(rendered(tmp_path, _FEW))
     assert ("NetworkPolicy", "lockstep") not in found
@@ -263,7 +273,7 @@ def test_the_port_of_the_configuration_is_the_one_that_is_probed(tmp_path: Path)
     [
         ({"daemon": {"replica": 2}}, "replica"),
         ({"daemon": {"replicas": "two"}}, "replicas"),
-        ({"console": {"enabled": True}}, "tokenSecret"),
+        ({"console": {"enabled": True}}, "console.tokenSecret is empty"),
         ({"image": {"tag": "0.1.0@sha256:abc"}}, "tag"),
         ({"networkPolicy": {"from": []}}, "from"),
         ({"config": ""}, "config"),

@@ -141,7 +141,7 @@ def test_the_charts_schema_has_the_values_of_its_file_and_no_others() -> None:
         ("followers", {"replicas": 2}),
         ("image", {"tag": "0.1.0@sha256:abc"}),
         ("image", {"pullSecrets": ["registry"]}),
-        ("console", {"enabled": True}),
+        ("console", {"tokenSecret": "A Secret"}),
         ("networkPolicy", {"from": []}),
         ("setup", {"hook": "no"}),
         ("monitoring", {"rule": True}),
