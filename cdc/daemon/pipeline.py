@@ -176,8 +176,7 @@ class Pipeline:
         pending = [(topic, number) for topic, number, _ in position.pending]
         ends = self.run_blocking(lambda: reader.written_ends(config, pending))
         schema_topic = self.run_blocking(lambda: reader.read_schema_topic(config))
-        schemas = reader.schemas_in(config, schema_topic.values)
-        numbers = reader.numbers_in(config, schema_topic.values)
+        schemas, numbers = schema_topic.versions(), schema_topic.column_numbers()
         self.position = self.written = position  # committed, and handed to a producer
         relations = Relations(config.prefix, schemas, position.schema_id, numbers)
         logged = self.run_blocking(lambda: incremental_topic.load(config, self.admin))

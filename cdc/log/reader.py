@@ -131,33 +131,37 @@ def newest_values(messages: Iterable[Message]) -> dict[bytes, bytes]:
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:
-    """Return every table version, oldest first; DDL statements are in the topic too."""
-    topic = names.schema_topic(config.prefix)
-    found = read_if_there(config, topic)
-    return schemas_in(config, ((each.key() or b"", each.value() or b"") for each in found))
+    """Return every table version, oldest first."""
+    return read_schema_topic(config).versions()
 
 
-def schemas_in(config: Config, read: Iterable[tuple[bytes, bytes]]) -> list[records.SchemaRecord]:
-    """Return the table versions among keys and values of their topic, oldest first."""
-    topic = names.schema_topic(config.prefix)
-    found = {}
-    for key, value in read:
-        if records.is_schema_key(key):
-            record = records.decode(records.SchemaRecord, value, topic)
-            found[record.schema_id] = record
-    return [found[schema_id] for schema_id in sorted(found)]
+def read_column_numbers(config: Config) -> list[records.ColumnNumbers]:
+    """Return the column numbers of tables that hide columns, oldest first."""
+    return read_schema_topic(config).column_numbers()
 
 
 class SchemaTopic(NamedTuple):
-    """Every record of the schema topic, with its offset, and the offset after them."""
+    """Every record of the schema topic, with its offset, and the offset after them.
 
-    records: list[tuple[int, bytes, bytes | None]]
+    It has table versions, column numbers and DDL statements.
+    """
+
+    name: str
+    entries: list[tuple[int, bytes, bytes | None]]
     end: int
 
-    @property
-    def values(self) -> list[tuple[bytes, bytes]]:
-        """Keys and values; that of a tombstone is empty."""
-        return [(key, value or b"") for _, key, value in self.records]
+    def versions(self) -> list[records.SchemaRecord]:
+        """Return every table version, oldest first."""
+        return versions_in(self.name, ((key, value or b"") for _, key, value in self.entries))
+
+    def column_numbers(self) -> list[records.ColumnNumbers]:
+        """Return the column numbers of tables that hide columns, oldest first."""
+        found = {}
+        for _, key, value in self.entries:
+            if records.is_numbers_key(key) and value:
+                record = records.decode(records.ColumnNumbers, value, self.name)
+                found[record.relation_id, record.lsn] = record
+        return sorted(found.values(), key=lambda each: each.lsn)
 
     def since(self, offset: int) -> list[tuple[bytes, bytes | None]]:
         """Return the keys and values from an offset on.
@@ -165,40 +169,33 @@ class SchemaTopic(NamedTuple):
         A topic that ends before it was created again: all of them count then.
         """
         first = offset if offset <= self.end else 0
-        return [(key, value) for at, key, value in self.records if at >= first]
+        return [(key, value) for at, key, value in self.entries if at >= first]
 
 
 def read_schema_topic(config: Config) -> SchemaTopic:
-    """Return every record that the schema topic has."""
-    topic = names.schema_topic(config.prefix)
+    """Return every record that the schema topic has; none if it is proven not to exist."""
+    name = names.schema_topic(config.prefix)
     with closing(LogConsumer(config)) as consumer:
-        there = consumer.confirmed_if_exists((topic, 0))
+        there = consumer.confirmed_if_exists((name, 0))
         if there is None:
-            return SchemaTopic([], 0)
-        pieces = consumer.pieces({(topic, 0): there})
+            return SchemaTopic(name, [], 0)
+        pieces = consumer.pieces({(name, 0): there})
         found = [
             (each.offset() or 0, each.key() or b"", each.value())
             for _, piece in pieces
             for each in piece
         ]
-        return SchemaTopic(found, there.end)
+        return SchemaTopic(name, found, there.end)
 
 
-def read_column_numbers(config: Config) -> list[records.ColumnNumbers]:
-    """Return the column numbers of tables that hide columns, oldest first."""
-    found = read_if_there(config, names.schema_topic(config.prefix))
-    return numbers_in(config, ((each.key() or b"", each.value() or b"") for each in found))
-
-
-def numbers_in(config: Config, read: Iterable[tuple[bytes, bytes]]) -> list[records.ColumnNumbers]:
-    """Return the column numbers among keys and values of their topic, oldest first."""
-    topic = names.schema_topic(config.prefix)
+def versions_in(topic: str, read: Iterable[tuple[bytes, bytes]]) -> list[records.SchemaRecord]:
+    """Return the table versions among keys and values of the schema topic, oldest first."""
     found = {}
     for key, value in read:
-        if records.is_numbers_key(key) and value:
-            record = records.decode(records.ColumnNumbers, value, topic)
-            found[record.relation_id, record.lsn] = record
-    return sorted(found.values(), key=lambda each: each.lsn)
+        if records.is_schema_key(key):
+            record = records.decode(records.SchemaRecord, value, topic)
+            found[record.schema_id] = record
+    return [found[schema_id] for schema_id in sorted(found)]
 
 
 def read_frontier_tail(config: Config, limit: int) -> list[tuple[records.FrontierRecord, float]]:

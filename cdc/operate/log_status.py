@@ -67,7 +67,7 @@ class LogStatusReader:
 
     def _decode(self, schemas: NewestRecords, snapshots: NewestRecords) -> LogStatus:
         config = self._config
-        versions = reader.schemas_in(config, schemas.values.items())
+        versions = reader.versions_in(names.schema_topic(config.prefix), schemas.values.items())
         entries = list[SnapshotEntry](incremental_topic.entries_in(config, snapshots.values))
         taken = incremental_topic.log_in(config, entries)
         return LogStatus(

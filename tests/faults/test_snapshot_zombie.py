@@ -42,7 +42,7 @@ class Alone:
 
 
 @pytest.mark.long("the other moment", sample=["read_resume"])
-@pytest.mark.parametrize("where", ["read_resume", "read_schemas"])
+@pytest.mark.parametrize("where", ["read_resume", "read_schema_topic"])
 def test_a_hand_over_that_hung_does_not_commit_after_its_successors(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -172,7 +172,7 @@ def test_a_restart_continues_the_chain_and_the_digests_from_the_resume_record() 
 def test_a_frontier_states_what_was_written_to_the_schema_topic_since_the_one_before() -> None:
     """After a crash too; of what others have written only column numbers, once it is new."""
     version, numbers = b'{"schema_id":1}', b'{"columns":{"relation_id":9,"lsn":"0/1"}}'
-    there = SchemaTopic([(5, version, b"forged"), (6, numbers, b"n")], 7)
+    there = SchemaTopic("schema", [(5, version, b"forged"), (6, numbers, b"n")], 7)
     frontiers = at(0x200, 4)
     frontiers.state(version, b"v")
     pending = frontiers.add(*batch({}), 4)

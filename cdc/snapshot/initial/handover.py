@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cdc.config import Config
-    from cdc.log.records import ResumeIdentity
+    from cdc.log.records import ResumeIdentity, SchemaRecord
     from cdc.snapshot.initial.records import SnapshotPlan, SnapshotState, Stage
 
 
@@ -44,13 +44,13 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
     due.expect_open(resumed)
     state = check_mine(known.state, "running", token)
     now_us = time.time_ns() // 1_000
-    position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
+    schema_topic = reader.read_schema_topic(config)
+    versions = schema_topic.versions()
+    position = resume.forward(resumed[1], _position(plan, known, resumed[1], versions))
     publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
-    schemas = reader.read_schema_topic(config)
-    frontier = _frontier(config, plan, known, resumed[1], position, schemas.since(0))
-    publisher.add(
-        *resume.record(config, replace(position, chain=frontier.chain, schemas_end=schemas.end))
-    )
+    frontier = _frontier(config, plan, known, resumed[1], position, schema_topic.since(0))
+    position = replace(position, chain=frontier.chain, schemas_end=schema_topic.end)
+    publisher.add(*resume.record(config, position))
     publisher.add(*frontiers.record(config, frontier))
     mine = [each for each in known.ranges if each.generation == plan.generation]
     rows = [each for each in mine if each.part == "rows"]
@@ -64,7 +64,7 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
         at_us=now_us,
     )
     publisher.add(*topic.state_record(config, done))
-    for each in _replacements(config, plan, now_us):
+    for each in _replacements(plan, versions, now_us):
         publisher.add(*replacement_record(config, each))
     for key in known.keys:  # what is not needed once the snapshot is done
         publisher.add(names.snapshot_topic(config.prefix), key, None)
@@ -72,18 +72,19 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
     return done
 
 
-def _replacements(config: Config, plan: SnapshotPlan, now_us: int) -> Iterator[Replacement]:
+def _replacements(
+    plan: SnapshotPlan, versions: list[SchemaRecord], now_us: int
+) -> Iterator[Replacement]:
     """Yield what the snapshot has replaced of tables that were renamed or recreated meanwhile.
 
     Of older generations it has deleted every row that is not in this one.
     """
-    schemas = reader.read_schemas(config)
-    for name in Completeness(schemas).incomplete_names:
+    for name in Completeness(versions).incomplete_names:
         yield Replacement(
-            pipeline=config.pipeline,
+            pipeline=plan.pipeline,
             schema=name[0],
             table=name[1],
-            schema_id=schemas[-1].schema_id,
+            schema_id=versions[-1].schema_id,
             snapshot=f"initial {plan.generation}",
             at_us=now_us,
         )
@@ -119,9 +120,11 @@ def _identity(config: Config, plan: SnapshotPlan, identity: ResumeIdentity) -> R
 
 
 def _position(
-    config: Config, plan: SnapshotPlan, known: topic.InitialLog, before: ResumePosition
+    plan: SnapshotPlan,
+    known: topic.InitialLog,
+    before: ResumePosition,
+    versions: list[SchemaRecord],
 ) -> ResumePosition:
-    schemas = reader.read_schemas(config)
     return ResumePosition(
         end_lsn=plan.lsn,
         commit_lsn=plan.lsn,
@@ -129,7 +132,7 @@ def _position(
         open=False,
         seq=max(before.seq, newest_seq(plan, known)),
         committed_at_us=plan.taken_at_us,
-        schema_id=max((schema.schema_id for schema in schemas), default=0),
+        schema_id=max((each.schema_id for each in versions), default=0),
         owner=f"{socket.gethostname()}:{os.getpid()}:snapshot",
         at_us=time.time_ns() // 1_000,
     )

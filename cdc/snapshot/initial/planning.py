@@ -53,10 +53,10 @@ def plan(
         shown, publication = moment(sql), read_pinned(sql, config.publication)
         described = _numbered(config, sql, list(describe_tables(sql, config.publication)))
     identity, position = resume
-    schemas = reader.read_schemas(config)
+    schema_topic = reader.read_schema_topic(config)
+    schemas = schema_topic.versions()
     newest_id = max([position.schema_id, *(schema.schema_id for schema in schemas)])
-    numbers = reader.read_column_numbers(config)
-    relations = Relations(config.prefix, schemas, newest_id, numbers)
+    relations = Relations(config.prefix, schemas, newest_id, schema_topic.column_numbers())
     found = [(table, *version(config, relations, table, export.lsn)) for table in described]
     versions = [schema for _, schema, new in found if new]
     partitions = _partitions(config, identity, [schema for _, schema, _ in found])
