@@ -5,9 +5,8 @@ is due commit it with its resume record; when a commit has ended, confirm to Pos
 that may block runs on a worker, so that the loop always answers Postgres in time: while one Kafka
 transaction commits, the next one is already being sent (`cdc.log.producer_pool`).
 
-The start order is the guarantee (docs/GUARANTEES.md): take the slot, fence older writers, read the
-resume record, prove that slot and log fit together, stream. Any error ends the session; the next
-one starts from the resume record, which is the only state.
+The order of the start is the guarantee (`cdc.daemon.takeover`). Any error ends the session; the
+next one starts from the resume record, which is the only state.
 """
 
 from __future__ import annotations
@@ -20,22 +19,18 @@ import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from cdc import failpoints
 from cdc.daemon import timing
-from cdc.errors import CDCError, GapError, Policy, StoppedError
+from cdc.daemon.takeover import take_over
+from cdc.errors import StoppedError
 from cdc.log import cleanup, names, reader, records, resume, topics, trace
 from cdc.log import frontiers as frontier_records
 from cdc.log.batch import Batch, BatchContents
 from cdc.log.completeness import Completeness
 from cdc.log.frontiers import FrontierCounts
-from cdc.log.producer_pool import ProducerPool
-from cdc.log.topic_monitor import TopicMonitor
 from cdc.operate.compaction import CompactionHold
 from cdc.operate.health import HealthState
 from cdc.operate.source_monitor import SourceMonitor
-from cdc.publication import continuity
 from cdc.sequence.intake import Intake
 from cdc.sequence.relations import Relations
 from cdc.sequence.replay import SessionReplay
@@ -44,10 +39,8 @@ from cdc.snapshot.incremental import topic as incremental_topic
 from cdc.snapshot.incremental.fetcher import Fetcher
 from cdc.snapshot.incremental.manager import IncrementalSnapshots
 from cdc.snapshot.incremental.verifier import Verifier
-from cdc.snapshot.initial import due
-from cdc.source import catalog, signing_keys
+from cdc.source import signing_keys
 from cdc.source.chunks import ChunkReader
-from cdc.source.connection import connect
 from cdc.source.stream import Stream
 
 if TYPE_CHECKING:
@@ -55,11 +48,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.daemon.process_state import ProcessState
-    from cdc.decode import messages
-    from cdc.encode.routes import TableRoute
     from cdc.events import LSN
-    from cdc.source.column_changes import ColumnChange
-    from cdc.source.timelines import System
 
 log = logging.getLogger("cdc.daemon.pipeline")
 T = TypeVar("T")
@@ -85,58 +74,26 @@ class Pipeline:
         )
         self._closing.callback(self.stream.close)
 
-    # -- the start, in the order that makes it safe ------------------------------------------------
+    # -- the start ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take the slot, fence older writers, read the resume record, prove that both fit."""
-        config, stream = self.config, self.stream
-        system = stream.identify()
-        self._take_slot(system)
-        failpoints.reach("after_slot")
-        self.producers = ProducerPool(
-            config, self.process.producer_workers, self.process.transaction_seconds
-        )
-        self._closing.callback(self.producers.abandon)
-        self.admin = topics.admin(config)
-        self.process.to(HealthState.STARTING, "fencing older writers and reading the resume record")
-        if stale := self.run_blocking(lambda: reader.read_resume(config)):
-            # Before anything is fenced: a stray daemon with another slot must not stop this log's.
-            continuity.require_same_writer(config, stale[0])
-        self.run_blocking(self.producers.open)
-        failpoints.reach("after_fence")
-        resumed = self.run_blocking(lambda: reader.read_last_resume(config))
-        resume.expect_not_older(stale, resumed)
-        if resumed is None:
-            raise GapError(
-                f'there is no resume record of pipeline "{config.pipeline}" in'
-                f" {names.resume_topic(config.prefix)}",
-                hint="run `cdc setup`; where the pipeline has run before, its log was lost",
-            )
-        identity, position = resumed
-        self.run_blocking(lambda: due.expect_done(config, identity))
-        self.sql = self.run_blocking(lambda: connect(config))
-        # On the worker, after any call that a failing session has abandoned: closing earlier would
-        # make libpq free memory that the call still reads.
-        self._closing.callback(self.worker.submit, self.sql.close)
-        with reader.unless_overtaken(config, position):
-            pinned = identity.publication
-            source = self.run_blocking(lambda: catalog.read_state(self.sql, config, pinned))
-            proven = continuity.check(config, identity, position, system, source)
-        self.topic_monitor = TopicMonitor(config, self.admin, self.process.metrics)
-        self.run_blocking(lambda: self.topic_monitor.start(identity, position))
-        replay = SessionReplay(position, continuity.start_lsn(source), config.source.origin)
-        self._prepare_stream(identity, position, replay)
-        self.tables.adopt(self.run_blocking(lambda: self._clean_up(proven)))
+        """Take over slot and log, and prepare to stream from the resume record."""
+        config, process = self.config, self.process
+        taken = take_over(process, self.stream, self.run_blocking, self._closing)
+        self.producers, self.topic_monitor = taken.producers, taken.topic_monitor
+        self.sql, self.admin = taken.sql, taken.admin
+        replay = SessionReplay(taken.position, taken.start_lsn, config.source.origin)
+        self._prepare_stream(taken.identity, taken.position, replay)
+        self.tables.adopt(self.run_blocking(lambda: self._clean_up(taken.proven)))
         if topics.compacts(config):
             tables = self.tables
             hold = CompactionHold(
-                config, lambda: cleanup.compacted(tables.identity), self.process.metrics
+                config, lambda: cleanup.compacted(tables.identity), process.metrics
             )
             self._closing.callback(hold.close)
-        process, publication = self.process, self.tables.identity.publication
         self.source_monitor = SourceMonitor(
             config,
-            publication,
+            self.tables.identity.publication,
             process.health,
             process.metrics,
             self.completeness,
@@ -148,23 +105,6 @@ class Pipeline:
         """Give the topics the configured cleanup.policy; return the identity that states it."""
         identity, versions = self.topic_monitor.pin(proven), self.completeness.newest_versions()
         return cleanup.give(self.config, self.admin, identity, identity.partitions, versions)
-
-    def _take_slot(self, system: System) -> None:
-        try:
-            self.stream.start()
-        except CDCError as error:
-            if error.policy is Policy.HALT:
-                self._prove_source(system)
-            raise
-
-    def _prove_source(self, system: System) -> None:
-        """Raise why the slot is not available, as exactly as log and catalog show it, or return."""
-        config = self.config
-        if resumed := self.run_blocking(lambda: reader.read_resume(config)):
-            identity, position = resumed
-            with connect(config) as sql:
-                source = catalog.read_state(sql, config, identity.publication)
-            continuity.require_same_source(config, identity, position, system, source)
 
     def _prepare_stream(
         self,
@@ -187,8 +127,8 @@ class Pipeline:
         self.frontiers = FrontierCounts(config.pipeline, identity.epoch, position, ends)
         self.frontiers.state_found(schema_topic)
         self.intake = Intake(
-            config, self.stream, self.tables, identity, position, self._describe, self._full,
-            self.run_blocking, replay,
+            config, self.stream, self.tables, identity, position, self._full, self.run_blocking,
+            replay,
         )  # fmt: skip
         self._closing.callback(self.intake.close)
         self.sequencer = self.intake.sequencer
@@ -204,7 +144,7 @@ class Pipeline:
             self.sequencer,
             verifier,
             self.process.given_snapshots,
-            on_columns=self._describe_changed,
+            on_columns=self.intake.describe_changed,
         )
         self._closing.callback(self.incremental.close)
         self.process.metrics.incremental_snapshots = self.incremental.progress
@@ -251,39 +191,6 @@ class Pipeline:
             if trace.tracer:
                 trace.tracer.received(self.sequencer.seq, began_at, self.moved_at)
         return taken
-
-    def _describe(self, relation: messages.Relation) -> None:
-        """Make the relation's rows encodable."""
-        sequencer, tables, upcoming = self.sequencer, self.tables, self.intake.upcoming
-        table = self.run_blocking(
-            lambda: tables.describe(
-                relation,
-                sequencer.types,
-                sequencer.transaction_lsn,
-                replaying=sequencer.replaying,
-                upcoming=upcoming,
-                xid=sequencer.xid,
-            )
-        )
-        self._use(relation, table)
-
-    def _describe_changed(self, change: ColumnChange) -> None:
-        """Write the version of a table whose columns have changed, although no row has."""
-        sequencer, tables = self.sequencer, self.tables
-        found = self.run_blocking(
-            lambda: tables.describe_changed(change, sequencer.types, sequencer.transaction_lsn)
-        )
-        if found is not None:
-            self._use(*found)
-
-    def _use(self, relation: messages.Relation, table: TableRoute) -> None:
-        """Encode the relation's rows by its newest version from here on."""
-        sequencer, tables = self.sequencer, self.tables
-        sequencer.describe(relation.relation_id, table)
-        alteration = tables.take_alteration()
-        if alteration is not None and not sequencer.replaying:
-            sequencer.note(records.ALTERED, msgspec.json.encode(alteration))
-        self.process.metrics.unknown_type_columns = tables.unknown_type_columns
 
     def _full(self) -> None:
         """Publish a batch of full size, although more has arrived."""
@@ -468,6 +375,7 @@ class Pipeline:
             pending_events=self.sequencer.events,
             pending_bytes=self.batch.bytes,
         )
+        self.process.metrics.unknown_type_columns = self.tables.unknown_type_columns
 
     def _wait(self, received: int) -> None:
         """Sleep until there is something to do."""

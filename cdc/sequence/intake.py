@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+import msgspec
+
 from cdc import failpoints
 from cdc.decode import messages
 from cdc.encode.logical_messages import MessageEncoder
@@ -16,6 +18,7 @@ from cdc.encode.routes import LogicalMessages
 from cdc.errors import ProtocolError
 from cdc.events import LSN
 from cdc.log import names
+from cdc.log.records import ALTERED
 from cdc.sequence.in_progress import OpenTransactions
 from cdc.sequence.lookahead import Upcoming
 from cdc.sequence.sequencer import Sequencer
@@ -26,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
+    from cdc.encode.routes import TableRoute
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.sequence.replay import SessionReplay
     from cdc.sequence.spool import Committed
     from cdc.sequence.state import Step
     from cdc.sequence.table_versions import TableVersions
+    from cdc.source.column_changes import ColumnChange
     from cdc.source.stream import Stream
 
 
@@ -49,20 +54,19 @@ class RunBlocking(Protocol):
 class Intake:
     """The way from the stream into the sequencer."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what it joins
+    def __init__(
         self,
         config: Config,
         stream: Stream,
         tables: TableVersions,
         identity: ResumeIdentity,
         position: ResumePosition,
-        describe: Callable[[messages.Relation], None],
         full: Callable[[], None],
         run_blocking: RunBlocking,
         replay: SessionReplay | None = None,
     ) -> None:
-        """`describe` makes a relation's rows encodable; `full` publishes a batch of full size."""
-        self._stream = stream
+        """`full` publishes a batch of full size."""
+        self._stream, self._tables = stream, tables
         self._spool: Spool | None = None
         self._in_progress: OpenTransactions | None = None
         if stream.streaming != "off":
@@ -82,14 +86,13 @@ class Intake:
             parallel=stream.streaming == "parallel",
             replay=replay,
         )
-        self._describe = describe
         self._full = full
         self._run_blocking = run_blocking
         # A committed transaction that is read back: its rows come before what the stream sends.
         self._commit: messages.StreamCommit | None = None
         self._chunks: Committed | None = None
         self._ending = False
-        self.upcoming: Upcoming | None = None  # of the chunk being walked
+        self._upcoming: Upcoming | None = None  # of the chunk being walked
 
     @property
     def reading_back(self) -> bool:
@@ -135,7 +138,7 @@ class Intake:
         """Walk a chunk until it ends or a read-back starts; return how far that is."""
         at = 0
         step: Step | Pause | None = None
-        upcoming = self.upcoming = Upcoming(chunk, streamed=streamed)
+        upcoming = self._upcoming = Upcoming(chunk, streamed=streamed)
         while not self._over(step, streamed=streamed):
             walk: Callable[[], tuple[int, Step | Pause | None]]
             if self._in_progress and self._in_progress.in_block:
@@ -167,6 +170,37 @@ class Intake:
                 self._streamed().abort(step)
             case messages.StreamCommit():
                 self._begin(step)
+
+    def _describe(self, relation: messages.Relation) -> None:
+        """Make the relation's rows encodable."""
+        sequencer, tables, upcoming = self.sequencer, self._tables, self._upcoming
+        table = self._run_blocking(
+            lambda: tables.describe(
+                relation,
+                sequencer.types,
+                sequencer.transaction_lsn,
+                replaying=sequencer.replaying,
+                upcoming=upcoming,
+                xid=sequencer.xid,
+            )
+        )
+        self._use(relation, table)
+
+    def describe_changed(self, change: ColumnChange) -> None:
+        """Write the version of a table whose columns have changed, although no row has."""
+        sequencer, tables = self.sequencer, self._tables
+        found = self._run_blocking(
+            lambda: tables.describe_changed(change, sequencer.types, sequencer.transaction_lsn)
+        )
+        if found is not None:
+            self._use(*found)
+
+    def _use(self, relation: messages.Relation, table: TableRoute) -> None:
+        """Encode the relation's rows by its newest version from here on."""
+        sequencer, alteration = self.sequencer, self._tables.take_alteration()
+        sequencer.describe(relation.relation_id, table)
+        if alteration is not None and not sequencer.replaying:
+            sequencer.note(ALTERED, msgspec.json.encode(alteration))
 
     def _over(self, step: Step | Pause | None, *, streamed: bool) -> bool:
         """Whether the walk of a chunk ends at this step."""

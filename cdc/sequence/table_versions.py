@@ -93,6 +93,7 @@ class TableVersions:
         self._identity = identity
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
+        self.unknown_type_columns = 0  # the sum
         self._publication = PublicationCheck(config.publication, members=False)
         self._identified = False  # whether the identity is to be written
         self._upcoming: Upcoming | None = None  # whose relations are looked up
@@ -104,11 +105,6 @@ class TableVersions:
         self._hides_by_ancestor = config.source.partitions == "leaf" and any(
             each.rule.mask or each.rule.exclude or each.rule.columns for each in rules
         )
-
-    @property
-    def unknown_type_columns(self) -> int:
-        """How many columns of the tables so far have a type of which only the text is known."""
-        return sum(self._unknown_types.values())
 
     @property
     def schema_id(self) -> int:
@@ -369,6 +365,7 @@ class TableVersions:
         ours = defined_by_users(self._sql, named.values()) if named else frozenset()
         unknown = {column: kind for column, kind in named.items() if kind not in ours}
         self._unknown_types[version.relation_id] = len(unknown)
+        self.unknown_type_columns = sum(self._unknown_types.values())
         if unknown and new:
             table = f"{version.schema}.{version.table}"
             log.warning(

@@ -129,7 +129,7 @@ class Session:
             else:
                 assert step in {Pause.MORE, Pause.FULL}, "what the pipeline would do itself"
 
-    def describe(self, relation: Relation) -> SchemaRecord:
+    def route(self, relation: Relation) -> TableRoute:
         sequencer = self.sequencer
         facts = TableFacts(self.keys.get(relation.relation_id, ()), {})
         types, lsn = sequencer.types, sequencer.transaction_lsn
@@ -139,12 +139,15 @@ class Session:
             self.new_versions.append(version)
         encoder = encoder_of(version, self.partitions)
         partitions = self.batch.topic(version.topic, encoder.partitions)
-        table = TableRoute(encoder, partitions, self.dead)
+        return TableRoute(encoder, partitions, self.dead)
+
+    def describe(self, relation: Relation) -> SchemaRecord:
+        sequencer, table = self.sequencer, self.route(relation)
         sequencer.describe(relation.relation_id, table)
         alteration = self.relations.take_alteration()
         if alteration is not None and not sequencer.replaying:
             sequencer.note(ALTERED, msgspec.json.encode(alteration))
-        return version
+        return table.encoder.schema
 
     def waiting(self) -> list[Published]:
         """Take what is waiting, each partition's in order; dead letters last."""

@@ -261,15 +261,16 @@ class Reading:
             batch=SimpleNamespace(max_events=chance.choice((2, MANY))),
         )
         identity: Any = SimpleNamespace(database=DATABASE, epoch=EPOCH)
-        tables: Any = SimpleNamespace(batch=self.session.batch, dead=self.session.dead)
+        tables: Any = SimpleNamespace(
+            batch=self.session.batch,
+            dead=self.session.dead,
+            describe=lambda relation, *_, **__: self.session.route(relation),
+            take_alteration=self.session.relations.take_alteration,
+        )
         self.intake = Intake(
-            config, self.stream, tables, identity, log.resume, self._describe, lambda: None,
-            lambda call: call(),
-        )  # fmt: skip
+            config, self.stream, tables, identity, log.resume, lambda: None, lambda call: call()
+        )
         self.session.sequencer = self.intake.sequencer
-
-    def _describe(self, relation: Relation) -> None:
-        self.session.describe(relation)
 
     def turns(self) -> Iterator[None]:
         """Take everything available, one chunk per iteration."""

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, cast
 from unittest import mock
 
 import cdc.daemon.pipeline
+import cdc.daemon.takeover
 import cdc.failpoints
 import cdc.log.absence
 import cdc.log.consumer
@@ -27,7 +28,7 @@ import cdc.sequence.table_versions
 import cdc.source.stream
 from cdc.config import Config
 from cdc.encode.encoder import Encoder
-from cdc.log import records, topics
+from cdc.log import records
 from cdc.log.publisher import Publisher
 from cdc.sequence.spool import Spool
 from cdc.snapshot.incremental.topic import IncrementalLog
@@ -199,11 +200,13 @@ def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
         cdc.daemon.pipeline: {
             "time": _Clock(),
             "Stream": SimulatedStream,
-            "connect": lambda _: _Catalog(),
-            "topics": _Current(admin=lambda _: None, compacts=topics.compacts),
-            "catalog": Nothing(),
             "incremental_topic": _Current(load=lambda *_: IncrementalLog([], [], [])),
             "SourceMonitor": lambda *_: Nothing(),
+        },
+        cdc.daemon.takeover: {
+            "connect": lambda _: _Catalog(),
+            "topics": _Current(admin=lambda _: None),
+            "catalog": Nothing(),
             "TopicMonitor": lambda *_: _Quiet(),
             "continuity": _Current(
                 start_lsn=lambda _: World.current.slot.confirmed,
