@@ -47,10 +47,7 @@ def webhook() -> None:
 @as_json
 def run(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     """Deliver the webhooks named (default: all) until Ctrl-C; several processes share the work."""
-    from cdc.runtime import extras  # noqa: PLC0415 - not for --help
-
-    extras.require("cdc webhook", "webhook")
-    from cdc.deliver import webhooks  # noqa: PLC0415 - as above
+    from cdc.deliver import webhooks  # noqa: PLC0415 - not for --help
     from cdc.errors import ConfigError  # noqa: PLC0415 - as above
 
     chosen = names or tuple(config.webhooks)

@@ -4,7 +4,8 @@ The keys are from a file, a URL, or the URL that the issuer's discovery document
 cached, and read again for a key that is not known: a client that sends tokens with invented keys
 causes one reading each 10 s, and few of its requests wait for that. Keys are used for a day after
 readings fail, so that an issuer that is away for a while keeps nobody out; each reading replaces
-them all, so that a key that was withdrawn is refused an hour later at most.
+them all, so that a key that was withdrawn is refused an hour later at most. A document that is read
+from a URL is small, complete within 5 s, and no redirect.
 
 https://www.rfc-editor.org/rfc/rfc7517, https://openid.net/specs/openid-connect-discovery-1_0.html
 """
@@ -13,17 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
+from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
 from cdc.config.meaning import is_private_url, is_url
 from cdc.console import tokens
-from cdc.console.fetching import MOST_BYTES, fetch
 from cdc.console.tokens import TokenError
 from cdc.errors import CDCError, ConfigError, UnavailableError
+from cdc.runtime.http_connection import AnswerTooLongError, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +44,9 @@ FRESH_SECONDS: Final = 3_600.0
 KEPT_SECONDS: Final = 86_400.0
 # Requests that wait for one reading; more are answered by what is known.
 MOST_WAITING: Final = 32
+# Of a document: in all, names and handshakes included, and with its headers.
+MOST_SECONDS: Final = 5.0
+MOST_BYTES: Final = 262_144
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
@@ -128,6 +136,49 @@ class Issuer:
         if is_url(keys):
             return await fetch(keys)
         return await asyncio.to_thread(read_file, Path(keys))
+
+
+async def fetch(url: str) -> bytes:
+    """Return what a URL answers; raise UnavailableError where it is no complete 200 in time."""
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            return await asyncio.to_thread(_fetch, url)
+    except TimeoutError:
+        why = f"no complete answer within {MOST_SECONDS:.0f} s"
+    except ssl.SSLCertVerificationError as error:
+        why = f"its certificate is not valid: {error.verify_message}"
+    except AnswerTooLongError:
+        why = f"it answers with more than {MOST_BYTES >> 10} kB"
+    except HTTPException:
+        why = "it does not speak HTTP"
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    raise _unread(url, why) from None
+
+
+def _fetch(url: str) -> bytes:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    # Reads the machine's authorities.
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    connection = Connection(
+        host, parts.port or (443 if tls else 80),
+        seconds=MOST_SECONDS, most_bytes=MOST_BYTES, tls=tls, name=host,
+    )  # fmt: skip
+    with closing(connection):
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {"host": parts.netloc, "accept": "application/json", "connection": "close"}
+        connection.request("GET", target, headers=headers)
+        with connection.getresponse() as answer:
+            if answer.status != 200:  # noqa: PLR2004 - as in the RFC
+                raise _unread(url, f"HTTP {answer.status}, and redirects are not followed")
+            return answer.read()
+
+
+def _unread(url: str, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"cannot read {url}: {why}", hint="it is read again; a file in console.oidc.keys needs none"
+    )
 
 
 def read_file(path: Path) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cdc.deliver.sending import Sender
 from cdc.errors import CDCError, ConfigError
 from cdc.operate.findings import Finding, error, ok, warning
 
@@ -33,6 +34,4 @@ def examine(config: Config) -> Iterator[Finding]:
 
 def _check(webhook: Webhook) -> None:
     """Raise what a sender would raise, without sending anything."""
-    from cdc.deliver.sending import Sender  # noqa: PLC0415 - needs the extra `webhook`
-
     Sender(webhook).address()

@@ -8,15 +8,16 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import ssl
 import time
+from collections import deque
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import urllib3
-
 from cdc.deliver import addresses
-from cdc.deliver.connections import MOST_ANSWER_BYTES, AnswerTooLongError, Pool, TLSPool
 from cdc.errors import CDCError, ConfigError
+from cdc.runtime.http_connection import AnswerTooLongError, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,9 @@ _AWAY: Final = frozenset({429, 502, 503, 504})
 RESOLVED_SECONDS: Final = 10.0
 _OK: Final = range(200, 300)
 _NO_MORE: Final = 410
-# How many idle connections to one address are kept.
+# Of headers and body together: a status and a few words are an answer.
+MOST_ANSWER_BYTES: Final = 65_536
+# How many idle connections are kept.
 _KEPT: Final = 32
 
 
@@ -83,13 +86,14 @@ class Sender:
         self._allowed = addresses.networks(webhook.allow)
         self._keys = [key_of(each) for each in webhook.secrets]
         self._seconds = webhook.timeout_seconds
-        self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
+        self._tls = ssl.create_default_context() if self._https else None
+        self._idle = deque[Connection]()
         self._resolved = "", 0.0  # the address that was judged, and until when it is used
 
     def send(self, message_id: str, body: bytes) -> DeliveryResult:
         """Send a message, and return what came of it. Redirects are not followed.
 
-        Once connected it takes `timeout_seconds` at most, however the receiver sends or reads.
+        It takes `timeout_seconds` at most, however the receiver sends or reads.
         """
         at = int(time.time())
         headers = {
@@ -101,38 +105,63 @@ class Sender:
             "webhook-signature": signature(self._keys, message_id, at, body),
         }
         try:
-            response = self._pool(self.address()).urlopen(
-                "POST",
-                self._path,
-                body=body,
-                headers=headers,
-                redirect=False,
-                retries=False,
-                preload_content=False,
-            )
-            status, wait = response.status, response.headers.get("retry-after", "")
-            # The status is the answer. Where the rest is long or late, the connection is closed.
-            response.drain_conn()
+            connection = self._connection()
         except CDCError as error:
             return DeliveryResult(delivered=False, why=error.what, away=True)
-        except urllib3.exceptions.HTTPError as error:
+        try:
+            connection.request("POST", self._path, body, headers)
+            response = connection.getresponse()
+        except (OSError, HTTPException) as error:
+            connection.close()
             return DeliveryResult(delivered=False, why=self._why(error), away=True)
-        return answer(status, wait)
+        try:
+            response.read()
+            self._keep(connection)
+        except (OSError, HTTPException):
+            # The status is the answer. Where the rest is long or late, the connection is closed.
+            response.close()
+            connection.close()
+        return answer(response.status, response.headers.get("retry-after", ""))
 
-    def _why(self, error: urllib3.exceptions.HTTPError) -> str:
-        cause = error.args[-1] if error.args else None
-        if isinstance(cause, AnswerTooLongError):
+    def _why(self, error: OSError | HTTPException) -> str:
+        if isinstance(error, AnswerTooLongError):
             return f"the headers of its answer are longer than {MOST_ANSWER_BYTES:,} bytes"
-        if isinstance(error, urllib3.exceptions.ReadTimeoutError) or isinstance(
-            cause, TimeoutError
-        ):
+        if isinstance(error, TimeoutError):
             return f"no answer within {self._seconds:g} s"
         return f"no connection: {type(error).__name__}"
 
+    def _connection(self) -> Connection:
+        """Return an idle connection to the receiver's address, or a new one."""
+        address = self.address()
+        while (found := self._taken()) is not None:
+            if found.host == address and found.idle:
+                return found
+            found.close()
+        return Connection(
+            address,
+            self._port,
+            seconds=self._seconds,
+            most_bytes=MOST_ANSWER_BYTES,
+            tls=self._tls,
+            name=self._host,
+        )
+
+    def _taken(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # maybe another thread has taken the last one
+            return None
+
+    def _keep(self, connection: Connection) -> None:
+        if len(self._idle) < _KEPT and connection.idle:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
     def close(self) -> None:
         """Close connections."""
-        for pool in self._pools.values():
-            pool.close()
+        while (found := self._taken()) is not None:
+            found.close()
 
     def address(self) -> str:
         """Return the receiver's address; raise ConfigError if it may not be sent to."""
@@ -141,27 +170,6 @@ class Sender:
             address = addresses.resolve(self._host, self._port, self._allowed, public=self._https)
             self._resolved = address, time.monotonic() + RESOLVED_SECONDS
         return address
-
-    def _pool(self, address: str) -> urllib3.HTTPConnectionPool:
-        found = self._pools.get(address)
-        if found is None:
-            timeout = urllib3.Timeout(connect=min(10.0, self._seconds), read=self._seconds)
-            if self._https:
-                found = TLSPool(
-                    address,
-                    self._port,
-                    timeout=timeout,
-                    seconds=self._seconds,
-                    maxsize=_KEPT,
-                    server_hostname=self._host,
-                    assert_hostname=self._host,
-                )
-            else:
-                found = Pool(
-                    address, self._port, timeout=timeout, seconds=self._seconds, maxsize=_KEPT
-                )
-            self._pools[address] = found
-        return found
 
 
 def answer(status: int, retry_after: str) -> DeliveryResult:

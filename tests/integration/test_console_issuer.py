@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 from cdc.config.oidc import Oidc
-from cdc.console import fetching, issuer
-from cdc.console.fetching import MOST_BYTES, fetch
-from cdc.console.issuer import FRESH_SECONDS, KEPT_SECONDS, LEAST_SECONDS, MOST_WAITING, Issuer
+from cdc.console import issuer
+from cdc.console.issuer import (
+    FRESH_SECONDS,
+    KEPT_SECONDS,
+    LEAST_SECONDS,
+    MOST_BYTES,
+    MOST_WAITING,
+    Issuer,
+    fetch,
+)
 from cdc.console.tokens import TokenError
 from cdc.errors import UnavailableError
 from tests.fixtures.hostile_receiver import HostileReceiver
@@ -223,7 +230,7 @@ _HOSTILE = {
     "a body that comes slowly": (trickles_a_body, "no complete answer"),
     "a body without an end": (floods, "more than 256 kB"),
     "a header without an end": (floods_with_headers, "does not speak HTTP"),
-    "hints without an end": (informs, "more than 256 kB"),
+    "hints without an end": (informs, "does not speak HTTP"),
     "no HTTP": (sends(b"SSH-2.0-OpenSSH\r\n\r\n"), "does not speak HTTP"),
     "nothing": (sends(b""), "does not speak HTTP"),
     "less than it says": (sends(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}"), "speak HTTP"),
@@ -235,7 +242,7 @@ _HOSTILE = {
 def test_a_hostile_answer_is_cut_off(
     attack: str, made_by: TestIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(issuer, "MOST_SECONDS", 1.0)
     behaviour, why = _HOSTILE[attack]
     made_by.behaviours[KEYS] = behaviour
     began = time.monotonic()
@@ -243,6 +250,12 @@ def test_a_hostile_answer_is_cut_off(
         asyncio.run(fetch(made_by.url + KEYS))
     assert why in caught.value.what
     assert time.monotonic() - began < 30
+
+
+def test_an_answer_may_follow_hints(made_by: TestIssuer) -> None:
+    hint = b"HTTP/1.1 103 Early Hints\r\nlink: </keys>\r\n\r\n"
+    made_by.behaviours[KEYS] = sends(2 * hint + b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    assert asyncio.run(fetch(made_by.url + KEYS)) == b"{}"
 
 
 def test_requests_are_answered_while_the_issuer_hangs(

@@ -38,11 +38,9 @@ OWNERS = {
     "requests": {"cdc/runtime/artifacts.py"},
     "maven_artifact": {"cdc/runtime/artifacts.py"},
     "click": {"cdc/cli"},
-    "h11": {"cdc/console/fetching.py"},
     "jwt": {"cdc/console/tokens.py"},
     "starlette": {"cdc/console"},
     "uvicorn": {"cdc/console"},
-    "urllib3": {"cdc/deliver/connections.py", "cdc/deliver/sending.py"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
     "redis": {"cdc/playground/demo"},
     "opensearchpy": {"cdc/playground/demo"},
