@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from cdc.config import Config, load
 from cdc.config.followers import chosen_names
 from cdc.deliver import queues
+from cdc.deliver.crew import Crew
+from cdc.deliver.group_changes import GroupChange, GroupChanges
 from cdc.deliver.queues import ATTEMPTS, LOCK_SECONDS, Delivery, Queue
-from cdc.deliver.reading import GroupChange, GroupChanges
-from cdc.deliver.working import Crew
 from cdc.errors import ConfigError, Exit, LagError, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader

@@ -121,7 +121,7 @@ def console(
     from cdc.runtime import extras  # noqa: PLC0415 - not for --help
 
     extras.require("cdc console", "console")
-    from cdc.console import serving  # noqa: PLC0415 - as above
+    from cdc.console import server  # noqa: PLC0415 - as above
     from cdc.console.child import end_with_parent  # noqa: PLC0415 - as above
     from cdc.operate.logs import setup_logging  # noqa: PLC0415 - as above
     from cdc.runtime import waiting  # noqa: PLC0415 - as above
@@ -135,7 +135,7 @@ def console(
         end_with_parent()
 
     given = config.console
-    token = serving.read_token(token_file or (Path(given.token_file) if given.token_file else None))
+    token = server.read_token(token_file or (Path(given.token_file) if given.token_file else None))
     named = {
         "issuer": oidc_issuer,
         "audience": oidc_audience,
@@ -145,9 +145,9 @@ def console(
         "actors": actors,
     }
     named = {name: each for name, each in named.items() if each}
-    oidc = serving.checked(msgspec.structs.replace(given.oidc, **named), acts=acts)
+    oidc = server.checked(msgspec.structs.replace(given.oidc, **named), acts=acts)
     is_guarded = token is not None or oidc is not None
-    listening = serving.bind(listen or given.listen or _LISTEN, is_guarded=is_guarded)
+    listening = server.bind(listen or given.listen or _LISTEN, is_guarded=is_guarded)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
 
@@ -159,4 +159,4 @@ def console(
 
     path = Path(click.get_current_context().params["config_path"]).absolute()
     names = (*given.hosts, *hosts)
-    serving.serve(config, path, listening, names, token, oidc, acts=acts, started=started)
+    server.serve(config, path, listening, names, token, oidc, acts=acts, started=started)

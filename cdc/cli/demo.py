@@ -75,8 +75,8 @@ def demo(
     from rich.console import Console  # noqa: PLC0415
 
     from cdc.playground.demo.browser import is_seen  # noqa: PLC0415
-    from cdc.playground.demo.closing import closing_json, closing_lines  # noqa: PLC0415
     from cdc.playground.demo.stage import DemoOptions, DemoRun, InterruptedEarly  # noqa: PLC0415
+    from cdc.playground.demo.summary import closing_json, closing_lines  # noqa: PLC0415
     from cdc.playground.demo.view import LineView, ScreenView  # noqa: PLC0415
 
     extras.require("cdc demo", "local", *(("spark", "redis", "opensearch") if followers else ()))

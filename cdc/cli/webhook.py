@@ -25,7 +25,7 @@ from cdc.cli.options import (
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.deliver.webhooks import Webhook
+    from cdc.deliver.webhooks import WebhookRun
 
 _LINE_SECONDS: Final = 10.0
 _SECRET_BYTES: Final = 32
@@ -56,7 +56,7 @@ def run(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     over = stopping.requested()
     for name in chosen:
         webhooks.chosen(config, name)
-    running: dict[str, Webhook] = {}
+    running: dict[str, WebhookRun] = {}
     print_done(f"delivering {', '.join(chosen)}; Ctrl-C ends it")
     with ThreadPoolExecutor(len(chosen)) as pool:
         ended = [
@@ -71,7 +71,7 @@ def run(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
         future.result()
 
 
-def _print_counts(name: str, each: Webhook, *, as_json: bool) -> None:
+def _print_counts(name: str, each: WebhookRun, *, as_json: bool) -> None:
     counts = each.counts
     if as_json:
         print_json({"webhook": name, "at": time.time(), **counts._asdict()})

@@ -28,7 +28,7 @@ from cdc.config.meaning import is_private_url, is_url
 from cdc.console import tokens
 from cdc.console.tokens import TokenError
 from cdc.errors import CDCError, ConfigError, UnavailableError
-from cdc.runtime.http_connection import AnswerTooLongError, Connection
+from cdc.runtime.http_connection import AnswerTooLongError, LimitedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +161,7 @@ def _fetch(url: str) -> bytes:
     host = parts.hostname or ""
     # Reads the machine's authorities.
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    connection = Connection(
+    connection = LimitedConnection(
         host, parts.port or (443 if tls else 80),
         seconds=MOST_SECONDS, most_bytes=MOST_BYTES, tls=tls, name=host,
     )  # fmt: skip

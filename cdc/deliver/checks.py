@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc.deliver.sending import Sender
+from cdc.deliver.sender import Sender
 from cdc.errors import CDCError, ConfigError
 from cdc.operate.findings import Finding, error, ok, warning
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 
 from cdc.deliver import undelivered
-from cdc.deliver.reading import GroupChange, change_of, topics_of
+from cdc.deliver.group_changes import GroupChange, change_of, topics_of
 from cdc.errors import ConfigError, GapError
 from cdc.log import names, queues, records, topics
 from cdc.log.acknowledged import AcknowledgedWriter

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.deliver import undelivered
+from cdc.deliver.group_changes import topics_of
 from cdc.deliver.lanes import KeyedEvent, Lanes
-from cdc.deliver.reading import topics_of
-from cdc.deliver.reporting import DeliveryCounts, Reporter
-from cdc.deliver.sending import DeliveryResult, Sender
+from cdc.deliver.reporter import DeliveryCounts, Reporter
+from cdc.deliver.sender import DeliveryResult, Sender
 from cdc.errors import CDCError, ConfigError, Policy, UnavailableError
 from cdc.log import names
 from cdc.log.group_records import UndeliveredRecord, webhook_group
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cdc.config import Config
-    from cdc.config.webhooks import Webhook as WebhookSettings
+    from cdc.config.webhooks import Webhook
     from cdc.deliver.lanes import Sending
     from cdc.log.groups import Received
     from cdc.log.partitions import Partition
@@ -48,7 +48,7 @@ _AGAIN_SECONDS: Final = 5.0
 _OPENING, _BETWEEN, _END = b'{"type":"lockstep.changes","events":[', b",", b"]}"
 
 
-class Webhook:
+class WebhookRun:
     """One webhook that runs; `run` returns when `stopping` says so."""
 
     def __init__(self, config: Config, name: str) -> None:
@@ -218,7 +218,7 @@ class Webhook:
 
 
 def deliver(
-    config: Config, name: str, stopping: Callable[[], bool], running: dict[str, Webhook]
+    config: Config, name: str, stopping: Callable[[], bool], running: dict[str, WebhookRun]
 ) -> None:
     """Run a webhook until `stopping` returns true, again after an error that may pass.
 
@@ -227,7 +227,7 @@ def deliver(
     with Reporter(config, name, lambda: _counts_of(running.get(name))):
         while not stopping():
             try:
-                running[name] = Webhook(config, name)
+                running[name] = WebhookRun(config, name)
                 with closing(running[name]):
                     running[name].run(stopping)
             except CDCError as error:
@@ -239,11 +239,11 @@ def deliver(
                     time.sleep(_IDLE_SECONDS)
 
 
-def _counts_of(webhook: Webhook | None) -> DeliveryCounts:
+def _counts_of(webhook: WebhookRun | None) -> DeliveryCounts:
     return DeliveryCounts() if webhook is None else webhook.counts
 
 
-def chosen(config: Config, name: str) -> WebhookSettings:
+def chosen(config: Config, name: str) -> Webhook:
     """Return a webhook's settings; raise ConfigError for an unknown name."""
     found = config.webhooks.get(name)
     if found is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from cdc.config.value_options import Values
 from cdc.encode.values import NUMBER, QUOTED, TEXT, form
-from cdc.log.records import Alteration, AlteredColumn
+from cdc.log.records import Alteration, ColumnAlteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -57,14 +57,14 @@ def compare(
     for column, source in zip(after.columns, sources, strict=True):
         if source is None:
             doubts.append(_unknown_value(before, after, column, unknown))
-            columns.append(AlteredColumn(column.name, missing=column.missing))
+            columns.append(ColumnAlteration(column.name, missing=column.missing))
             continue
         how = None
         if _keeps_text(source, column, rewritten=rewritten):
             how = _conversion(form(source, options[0]), form(column, options[1]))
         if how is None:
             doubts.append(f"column {column.name} was {source.type} and is {column.type}")
-        columns.append(AlteredColumn(column.name, was=source.name, as_text=how == "text"))
+        columns.append(ColumnAlteration(column.name, was=source.name, as_text=how == "text"))
     if _is_doubtful(before, after, sources):
         doubts.append("columns were dropped and added, and which is which is not proven")
     return Alteration(

@@ -214,7 +214,7 @@ class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
     stale: str = ""
 
 
-class AlteredColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+class ColumnAlteration(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the rows of the version before have in a column."""
 
     name: str
@@ -235,7 +235,7 @@ class Alteration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: str
     table: str
     topic: str
-    columns: tuple[AlteredColumn, ...]
+    columns: tuple[ColumnAlteration, ...]
     stale: str = ""  # as in the version's record
 
 

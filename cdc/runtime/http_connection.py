@@ -70,7 +70,7 @@ class _Response(HTTPResponse):
             super().begin()
 
 
-class Connection(HTTPConnection):
+class LimitedConnection(HTTPConnection):
     """A connection to one address: each request and its answer take `seconds` at most.
 
     Of headers and body of an answer together `most_bytes` are read. With `tls`, the certificate

@@ -32,7 +32,7 @@ from cdc.snapshot.initial import plan as plans
 from cdc.snapshot.initial.rows import RangeRows, transaction
 from cdc.snapshot.initial.task import masks, prove, range_query
 from cdc.source.connection import connect, take_any_text
-from cdc.source.copying import Copying
+from cdc.source.copy_stream import CopyStream
 from cdc.source.described import DescribedTable, describe_tables
 from cdc.source.lookups import look_up
 from cdc.source.pinned import connect_for_rows, pinned
@@ -120,7 +120,7 @@ class BothWays:
     def copy_query(self, query: str) -> int:
         """Return the number of messages of a COPY."""
         count = 0
-        with Copying(self.sql, query) as copying:
+        with CopyStream(self.sql, query) as copying:
             while chunk := copying.read():
                 at = 0
                 while at < frames.content_end(chunk) and chunk[at] == frames.COPY_DATA:
@@ -164,7 +164,7 @@ class BothWays:
             reading = RangeRows(to, event, each, batch)
             rows.execute("SAVEPOINT copied")
             take_any_text(rows, self.config, local=True)
-            with Copying(rows, range_query(heap, each)) as copying:
+            with CopyStream(rows, range_query(heap, each)) as copying:
                 while chunk := copying.read():
                     copying.taken(chunk, reading.feed(chunk))
             rows.execute("ROLLBACK TO copied")  # which resets the encoding

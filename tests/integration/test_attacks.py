@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from cdc.config.webhooks import Webhook
-from cdc.deliver import sending
-from cdc.deliver.sending import MOST_ANSWER_BYTES, DeliveryResult, Sender
+from cdc.deliver import sender as sender_module
+from cdc.deliver.sender import MOST_ANSWER_BYTES, DeliveryResult, Sender
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.hostile_receiver import (
     ATTACK_SECONDS,
@@ -177,7 +177,7 @@ def test_a_name_that_is_rebound_between_check_and_connection_reaches_only_what_w
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
     # Each request looks the name up, once.
-    monkeypatch.setattr(sending, "RESOLVED_SECONDS", 0.0)
+    monkeypatch.setattr(sender_module, "RESOLVED_SECONDS", 0.0)
     with (
         HostileReceiver(sends(_OK + _EMPTY)) as checked,
         HostileReceiver(sends(_OK + _EMPTY), "127.0.0.2", checked.port) as internal,

@@ -158,7 +158,7 @@ def test_a_viewer_sends_an_event_again_that_a_webhook_gave_up(
     receiver = stack.enter_context(Receiver(SECRET, lambda _: 400 if refusing else 204))
     line = hooked(pipeline, receiver, attempts=1)
     line.database.execute("INSERT INTO t VALUES (1, 1)")
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.given_up == 2)
     first, second = undelivered.read(line.config, "webhook.hook")
     shown = console(line, stack, tmp_path / "console.log", "--allow-actions")

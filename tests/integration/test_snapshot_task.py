@@ -17,7 +17,7 @@ from cdc.errors import CDCError, FencedError, Policy, RewrittenError, SnapshotLo
 from cdc.log import names, reader
 from cdc.log.dead_letters import DeadLetterAssembler
 from cdc.log.publisher import Publisher
-from cdc.snapshot.initial import planning, topic
+from cdc.snapshot.initial import generation_plan, topic
 from cdc.snapshot.initial.records import SnapshotPlan, SnapshotState
 from cdc.snapshot.initial.task import CopyTask, run_task
 from cdc.source.export import Export
@@ -47,10 +47,10 @@ def planned(line: PipelineUnderTest, made: Export, generation: int = 1) -> Snaps
         pipeline=config.pipeline, stage="running", generation=generation, token=f"t{generation}",
         tasks=config.snapshot.max_parallel,
     )  # fmt: skip
-    found = planning.plan(config, made, state, known, resumed)
+    found = generation_plan.plan(config, made, state, known, resumed)
     publisher = Publisher(config, "snapshot")
     publisher.open()
-    planning.write(config, publisher, state, found)
+    generation_plan.write(config, publisher, state, found)
     return found.plan
 
 

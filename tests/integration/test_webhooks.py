@@ -135,7 +135,7 @@ def test_a_receiver_that_fails_gets_every_change_each_keys_in_order(
     receiver.answer = answer
     line = hooked(pipeline, receiver, batch=10)
     count = write(line, 40, 20) + 1
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         deadline = time.monotonic() + 300
         hook.run(lambda: hook.counts.delivered >= count or time.monotonic() > deadline)
         assert hook.counts.held == 0
@@ -169,7 +169,7 @@ def test_keys_that_are_not_refused_arrive_within_two_seconds(
     receiver.answer = answer
     line = hooked(pipeline, receiver)
     count = write(line, _STEADY_KEYS, 1) + 1
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         stopping = threading.Event()
         runs = threading.Thread(target=hook.run, args=(stopping.is_set,))
         runs.start()
@@ -214,7 +214,7 @@ def test_a_refused_key_is_given_up_and_decided_on_while_others_go_on(
     receiver.answer = answer
     line = hooked(pipeline, receiver, attempts=3)
     write(line, 10, 2)
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 19 and hook.counts.given_up == 2)
         assert hook.counts.failing == 0
     given_up = list(undelivered.read(line.config, "webhook.hook"))
@@ -277,7 +277,7 @@ def test_nothing_is_given_up_while_a_receiver_is_away(
     receiver.answer = lambda _: 503
     line = hooked(pipeline, receiver, attempts=2)
     write(line, 30, 1)
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         hook.run(lambda: bool(hook.counts.away))
         tried = len(receiver.messages)
         receiver.answer = take
@@ -378,7 +378,7 @@ def test_a_status_that_is_read_again_makes_no_further_client(
     pipeline: NewPipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = hooked(pipeline, receiver)
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 1)
     write(line, 5, 1)
     wait_until(lambda: line.frontiers()[-1].seq == 6, "the log does not have it all")
@@ -410,7 +410,7 @@ def test_a_group_whose_offsets_or_topic_are_lost_is_a_gap_and_never_a_new_one(
 ) -> None:
     line = hooked(pipeline, receiver)
     topic = names.data_topic(line.config.prefix, "public", "t")
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 1)
     admin = topics.admin(line.config)
     name = group_id(line.config, group_records.webhook_group("hook"))
@@ -423,7 +423,7 @@ def test_a_group_whose_offsets_or_topic_are_lost_is_a_gap_and_never_a_new_one(
     monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
     sought = CliRunner().invoke(group, ["seek", "webhook.hook", "--to", "beginning"])
     assert sought.exit_code == 0, sought.output
-    with closing(webhooks.Webhook(line.config, "hook")) as hook:
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
         hook.run(lambda: hook.counts.delivered == 1)
         with pytest.raises(UnavailableError, match="has members"):
             Group(line.config, "webhook.hook", [topic, names.messages_topic(line.config.prefix)])

@@ -20,8 +20,8 @@ from cdc.events import LSN
 from cdc.log.batch import Batch
 from cdc.snapshot.initial.records import PageRange
 from cdc.snapshot.initial.rows import RangeRows, transaction
-from cdc.source import copying as copying_module
-from cdc.source.copying import Copying
+from cdc.source import copy_stream
+from cdc.source.copy_stream import CopyStream
 from tests.property.rows import Table, rows, tables
 from tests.property.stream import EPOCH, Session, begin, encoder_of, frame, position
 
@@ -70,7 +70,7 @@ class Played:
 def played() -> Iterator[Played]:
     it = Played([])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying_module, "wire", it)
+        patch.setattr(copy_stream, "wire", it)
         yield it
 
 
@@ -111,7 +111,7 @@ class Reading:
     def read(self, played: Played, pieces: list[bytes]) -> list[tuple[int, bytes | None, bytes]]:
         """Return what a COPY that arrives in these pieces puts into the batch."""
         played.pieces, played.finished = pieces, False
-        with Copying(played, "COPY") as copying:  # type: ignore[arg-type]
+        with CopyStream(played, "COPY") as copying:  # type: ignore[arg-type]
             while chunk := copying.read():
                 assert chunk.endswith(PADDING)
                 copying.taken(chunk, self.rows.feed(chunk))

@@ -15,7 +15,7 @@ from msgspec import structs
 from cdc.config import Config, Log, Source, load
 from cdc.config.followers import Follower
 from cdc.config.webhooks import Webhook
-from cdc.console import actions, commands, explain, feed, flow, serving
+from cdc.console import actions, commands, explain, feed, flow, server
 from cdc.console.collector import stale
 from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
 from cdc.console.incidents import Incidents
@@ -142,13 +142,13 @@ def test_the_page_makes_no_markup_of_text_and_asks_nobody_else() -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:0", "cdc.example:0"])
 def test_an_address_that_others_reach_needs_a_token(listen: str) -> None:
     with pytest.raises(ConfigError, match="no token"):
-        serving.bind(listen, is_guarded=False)
+        server.bind(listen, is_guarded=False)
 
 
 @pytest.mark.parametrize("listen", ["", "8600", "localhost:", "localhost:http", "localhost:65536"])
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):
-        serving.bind(listen, is_guarded=False)
+        server.bind(listen, is_guarded=False)
 
 
 def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
     for bad in ("", "short", "a" * 31, "a" * 16 + " " + "b" * 16, "a" * 32 + "\nb"):
         file.write_text(bad, "utf-8")
         with pytest.raises(ConfigError, match="32 or more"):
-            serving.read_token(file)
+            server.read_token(file)
     with pytest.raises(ConfigError, match="cannot read"):
-        serving.read_token(tmp_path / "missing")
+        server.read_token(tmp_path / "missing")
     file.write_text(f"{_TOKEN}\n", "utf-8")
-    assert serving.read_token(file) == _TOKEN
-    assert serving.read_token(None) is None
+    assert server.read_token(file) == _TOKEN
+    assert server.read_token(None) is None
 
 
 def test_host_names_are_read_without_their_ports() -> None:

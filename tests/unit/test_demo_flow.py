@@ -16,11 +16,11 @@ from rich.console import Console
 from cdc.events import LSN, Frontier
 from cdc.log import records
 from cdc.log.follower_reports import FollowerRecord
-from cdc.playground.demo.closing import closing_json, closing_lines
 from cdc.playground.demo.flow import WINDOW_SECONDS, Flow, Kill
 from cdc.playground.demo.proof import DemoProof
 from cdc.playground.demo.stage import DemoOptions, DemoOutcome
 from cdc.playground.demo.stores import FollowersProof
+from cdc.playground.demo.summary import closing_json, closing_lines
 from cdc.playground.demo.tail import Seen
 from cdc.playground.demo.view import LineView, Scene, ScreenView, draw, line
 

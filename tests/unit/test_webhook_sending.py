@@ -13,7 +13,7 @@ from standardwebhooks import Webhook as Receiver
 
 from cdc.config.webhooks import Webhook as WebhookSettings
 from cdc.deliver import addresses, checks
-from cdc.deliver.sending import answer, key_of, signature
+from cdc.deliver.sender import answer, key_of, signature
 from cdc.errors import ConfigError
 from cdc.log.group_states import GroupState
 from cdc.log.partitions import OffsetRange

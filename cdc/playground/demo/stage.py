@@ -32,6 +32,7 @@ from cdc.playground.demo.browser import open_when_served
 from cdc.playground.demo.chaos import Chaos
 from cdc.playground.demo.child import DaemonChild, FollowersChild, follower_settings
 from cdc.playground.demo.flow import Flow, Kill
+from cdc.playground.demo.generator_process import Generator
 from cdc.playground.demo.home import claimed
 from cdc.playground.demo.proof import DemoProof, prove
 from cdc.playground.demo.readers import Listener, ReportReader, StatePoller
@@ -39,7 +40,6 @@ from cdc.playground.demo.schema import DDL, OLD
 from cdc.playground.demo.stores import FollowersProof, prove_followers
 from cdc.playground.demo.view import DemoView, Scene
 from cdc.playground.demo.views import VIEWS
-from cdc.playground.demo.writing import Generator
 from cdc.playground.servers import ports
 from cdc.playground.servers.stack import Endpoints, LocalStack
 from cdc.runtime import extras, spark

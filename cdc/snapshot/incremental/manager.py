@@ -26,8 +26,8 @@ from cdc.events import LSN
 from cdc.log import names, records
 from cdc.log.completeness import Completeness
 from cdc.log.records import Replacement
+from cdc.snapshot.incremental import chunk_rows, redaction
 from cdc.snapshot.incremental import chunk_state as states
-from cdc.snapshot.incremental import publishing, redaction
 from cdc.snapshot.incremental.change_recorder import ChangeRecorders
 from cdc.snapshot.incremental.governor import Governor
 from cdc.snapshot.incremental.job import MAX_ERRORS, MAX_PENDING_KEYS, ChunkSizes, Job
@@ -356,7 +356,7 @@ class IncrementalSnapshots:
                 self._recorders.stop(relation_id, changes)
             case states.ReadOn(rows):
                 try:
-                    job.rows_read(chunk, rows, publishing.last_key(rows))
+                    job.rows_read(chunk, rows, chunk_rows.last_key(rows))
                 except UnicodeDecodeError:
                     self._fail(job, f"a key of {job.record.name} is no text", "values.invalid.text")
             case states.AwaitCommit(describe):
@@ -383,7 +383,7 @@ class IncrementalSnapshots:
         job.withhold(redaction.of_published(self._config, read, job.record.where))
         job.chunks.remove(chunk)
         try:
-            count = publishing.publish(
+            count = chunk_rows.publish(
                 self._sequencer, self._table(read), rows, empty_first=chunk.empties_table
             )
         except CDCError as error:

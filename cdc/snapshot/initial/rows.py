@@ -16,7 +16,7 @@ from cdc.encode.encoder import TIMES, TX
 from cdc.encode.partition import SIZES, murmur2
 from cdc.encode.unreadable import unreadable
 from cdc.errors import CDCError, InvariantError, ProtocolError
-from cdc.source.copying import HEAD_SIZE, head
+from cdc.source.copy_stream import HEAD_SIZE, head
 
 if TYPE_CHECKING:
     from cdc.encode.routes import TableRoute

@@ -32,7 +32,7 @@ from cdc import failpoints
 from cdc.errors import ConfigError, GapError, RewrittenError, StoppedError
 from cdc.log import reader
 from cdc.log.publisher import WRITERS, Publisher, fence
-from cdc.snapshot.initial import copying, due, handover, planning, topic
+from cdc.snapshot.initial import due, generation_plan, handover, range_copy, topic
 from cdc.snapshot.initial.export import Exporting, prove
 from cdc.snapshot.initial.host import Background
 from cdc.snapshot.initial.leftovers import LeftoverDeletes
@@ -42,9 +42,9 @@ from cdc.source.export import raise_if_export_running
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.initial.copying import StartRunner
     from cdc.snapshot.initial.due import Resume
     from cdc.snapshot.initial.host import HostProcess
+    from cdc.snapshot.initial.range_copy import StartRunner
     from cdc.snapshot.initial.records import SnapshotPlan
     from cdc.source.export import Export
 
@@ -141,9 +141,9 @@ class _Coordinator:
         if plan is None:
             plan = self._plan(export, known, resume)
             failpoints.reach("after_plan")
-            monitor = copying.ExportMonitor(config, export, primary)
+            monitor = range_copy.ExportMonitor(config, export, primary)
             closing.callback(monitor.close)
-            copying.copy(config, plan, self._host, background, monitor, self._runner)
+            range_copy.copy(config, plan, self._host, background, monitor, self._runner)
         self._delete_leftovers(plan)
         failpoints.reach("before_handover")
         self._hand_over(plan)
@@ -188,9 +188,11 @@ class _Coordinator:
         )  # fmt: skip
         self._write_state(state)
         known = self._fence(state, old.tasks)
-        planned = self._background(lambda: planning.plan(config, export, state, known, resume))
+        planned = self._background(
+            lambda: generation_plan.plan(config, export, state, known, resume)
+        )
         running = replace(state, stage="running", next_seq=planned.plan.next_seq, **_author())
-        self._background(lambda: planning.write(config, self._publisher, running, planned))
+        self._background(lambda: generation_plan.write(config, self._publisher, running, planned))
         log.info(
             "copying",
             extra={

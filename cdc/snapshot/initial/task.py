@@ -34,7 +34,7 @@ from cdc.snapshot.initial.rate import Pace
 from cdc.snapshot.initial.records import RangeRecord, SnapshotTable
 from cdc.snapshot.initial.rows import RangeRows, transaction
 from cdc.source.connection import take_any_text
-from cdc.source.copying import Copying
+from cdc.source.copy_stream import CopyStream
 from cdc.source.lookups import look_up
 from cdc.source.pinned import connect_for_rows, pinned, shape
 
@@ -152,7 +152,7 @@ class CopyTask:
 
     def _read(self, query: str, rows: RangeRows) -> None:
         batch, publisher, reported, size = self._batch, self._publisher, 0, 0
-        with Copying(self._sql, query) as copying:
+        with CopyStream(self._sql, query) as copying:
             while chunk := copying.read():
                 try:
                     copying.taken(chunk, rows.feed(chunk))

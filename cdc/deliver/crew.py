@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.group_records import QueueRecord
 
-log = logging.getLogger("cdc.deliver.working")
+log = logging.getLogger("cdc.deliver.crew")
 
 # Of one process; each member has a connection to every broker.
 _MOST_WORKERS: Final = 32

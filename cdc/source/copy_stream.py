@@ -46,7 +46,7 @@ _HEADER: Final = _SIGNATURE + bytes(8)  # no flags, no extension
 _TRAILER: Final = pack(">cIh", b"d", 6, -1)
 
 
-class Copying:
+class CopyStream:
     """One COPY's rows. Close it before the connection is used again."""
 
     def __init__(self, connection: Connection, query: str) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.group_records import WebhookState
 
-log = logging.getLogger("cdc.deliver.reporting")
+log = logging.getLogger("cdc.deliver.reporter")
 
 
 class DeliveryCounts(NamedTuple):

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from cdc.deliver import addresses
 from cdc.errors import CDCError, ConfigError
-from cdc.runtime.http_connection import AnswerTooLongError, Connection
+from cdc.runtime.http_connection import AnswerTooLongError, LimitedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ class Sender:
         self._keys = [key_of(each) for each in webhook.secrets]
         self._seconds = webhook.timeout_seconds
         self._tls = ssl.create_default_context() if self._https else None
-        self._idle = deque[Connection]()
+        self._idle = deque[LimitedConnection]()
         self._resolved = "", 0.0  # the address that was judged, and until when it is used
 
     def send(self, message_id: str, body: bytes) -> DeliveryResult:
@@ -130,14 +130,14 @@ class Sender:
             return f"no answer within {self._seconds:g} s"
         return f"no connection: {type(error).__name__}"
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> LimitedConnection:
         """Return an idle connection to the receiver's address, or a new one."""
         address = self.address()
         while (found := self._taken()) is not None:
             if found.host == address and found.idle:
                 return found
             found.close()
-        return Connection(
+        return LimitedConnection(
             address,
             self._port,
             seconds=self._seconds,
@@ -146,13 +146,13 @@ class Sender:
             name=self._host,
         )
 
-    def _taken(self) -> Connection | None:
+    def _taken(self) -> LimitedConnection | None:
         try:
             return self._idle.pop()
         except IndexError:  # maybe another thread has taken the last one
             return None
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: LimitedConnection) -> None:
         if len(self._idle) < _KEPT and connection.idle:
             self._idle.append(connection)
         else:
