@@ -1,7 +1,7 @@
 """For applications: wait until followers have applied a commit, and read changes in a group.
 
 ```python
-from cdc.client import Client
+from lockstep import Client
 
 client = Client("lockstep.yaml")            # one per process; threads may share it
 with psycopg.connect(...) as connection:

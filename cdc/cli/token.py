@@ -19,7 +19,7 @@ def token(config: Config, *, as_json: bool) -> None:
     """Print a token of everything that is committed in the source by now.
 
     It is an LSN and its database: 0/16B3748@7431…/shop. Applications take theirs on the connection
-    that has committed, with cdc.client.
+    that has committed, with lockstep.Client.
     """
     from cdc.source.connection import connect  # noqa: PLC0415 - not for --help
     from cdc.source.token import take  # noqa: PLC0415

@@ -39,7 +39,7 @@ REPORT_SECONDS: Final = 3.0
 )
 @with_config
 @click.option("--lsn", help="Wait for all up to this LSN.  [default: all committed by now]")
-@click.option("--token", help="Wait for the LSN of a token, from cdc token or cdc.client.")
+@click.option("--token", help="Wait for the LSN of a token, from cdc token or lockstep.Client.")
 @click.option(
     "--for",
     "followers",

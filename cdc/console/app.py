@@ -221,7 +221,7 @@ class _Console:
         except CDCError as error:
             return _json({"error": f"{error.what}; {error.hint}"}, 400)
         except ClientDisconnect:
-            # It ended its request, or took too long for it (`serving`): nobody reads an answer.
+            # It ended its request, or took too long for it (`server`): nobody reads an answer.
             return Response(status_code=408)
         return _json({"number": number}, 202)
 

@@ -53,7 +53,7 @@ class Token(NamedTuple):
         except ValueError as error:
             raise ConfigError(
                 f"not a token: {text!r}",
-                hint="a token is what `cdc token` and cdc.client.Client.token give; an LSN alone is"
+                hint="a token is what `cdc token` and lockstep.Client.token give; an LSN alone is"
                 " for --lsn",
             ) from error
 
