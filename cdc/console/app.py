@@ -24,7 +24,7 @@ from cdc import __version__
 from cdc.console.actions import Actions
 from cdc.console.collector import STALE_SECONDS
 from cdc.console.explain import Explainer
-from cdc.console.feed import Filter
+from cdc.console.feed import MOST_PER_SECOND, Filter
 from cdc.console.guard import VIEWER
 from cdc.errors import CDCError, ConfigError
 
@@ -262,7 +262,7 @@ class _Console:
         return orjson.dumps(
             {
                 "per_second": round(feed.rate(), 1),
-                "most_per_second": feed.most_per_second,
+                "most_per_second": MOST_PER_SECOND,
                 "arrived": feed.arrived,
                 "kept": feed.kept,
                 "skipped": skipped,

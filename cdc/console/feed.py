@@ -75,11 +75,10 @@ class Filter(NamedTuple):
 class Feed:
     """Follows until `close`."""
 
-    def __init__(self, config: Config, *, most_per_second: int = MOST_PER_SECOND) -> None:
+    def __init__(self, config: Config) -> None:
         """`start` makes it follow."""
         self.since_ms = time.time_ns() // 1_000_000
         self.error = ""  # why nothing can be read now
-        self.most_per_second = most_per_second
         self.arrived = 0
         self.kept = 0
         self._config = config
@@ -141,7 +140,7 @@ class Feed:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                for each in sample(self._config, self.most_per_second):
+                for each in sample(self._config, MOST_PER_SECOND):
                     self.note(each, time.monotonic())
                     if self._over.is_set():
                         return

@@ -90,9 +90,8 @@ class Opened(NamedTuple):
 class Streams:
     """The endpoint, and the streams that are open."""
 
-    def __init__(self, config: Config, *, lag_seconds: float = LAG_SECONDS) -> None:
+    def __init__(self, config: Config) -> None:
         self.hub = Hub(config)
-        self._lag_seconds = lag_seconds
         self._open = 0
         self._backlogs: asyncio.Semaphore | None = None
 
@@ -128,7 +127,7 @@ class Streams:
             if seq is None:
                 seq = max(channel.high, channel.newest)
             await self._reached(followed, seq)
-            client = _Client(request.scope, receive, send, followed, wanted, seq, self._lag_seconds)
+            client = _Client(request.scope, receive, send, followed, wanted, seq)
             if channel.number_after(seq) is None:
                 await client.read_backlog(self.hub, table, self._backlogs)
             await client.follow()
@@ -213,13 +212,11 @@ class _Client:
         followed: Followed,
         wanted: StreamFilter,
         seq: int,
-        lag_seconds: float,
     ) -> None:
         self._connection: Any = scope.get(CONNECTION)
         self._head_only = scope["method"] == "HEAD"
         self._receive, self._send = receive, send
         self._followed, self._wanted, self._seq = followed, wanted, seq
-        self._lag_seconds = lag_seconds
         self._started = False
         self._over = False
         self._since = 0.0  # when it had the channel's first chunk to send
@@ -295,7 +292,7 @@ class _Client:
                 await self._close("gap", channel.error)
                 return
             elif not await _wait(event, _ALIVE_SECONDS):
-                await self._put(b":\n\n", time.monotonic() + self._lag_seconds)
+                await self._put(b":\n\n", time.monotonic() + LAG_SECONDS)
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -313,11 +310,11 @@ class _Client:
                 self._over = True
                 await self._send({"type": "http.response.body", "more_body": False})
                 return
-            await self._put(_RETRY + frontier, time.monotonic() + self._lag_seconds)
+            await self._put(_RETRY + frontier, time.monotonic() + LAG_SECONDS)
 
     async def _write(self, chunks: list[StreamPart]) -> None:
         await self._begin(b"")
-        deadline = max(chunks[0].at, self._since) + self._lag_seconds
+        deadline = max(chunks[0].at, self._since) + LAG_SECONDS
         parts: list[bytes] = []
         size = 0
         for chunk in chunks:
@@ -354,7 +351,7 @@ class _Client:
 
     def _lag(self) -> str:
         return (
-            f"the client has not taken what was sent {self._lag_seconds:.0f} s ago: connect again"
+            f"the client has not taken what was sent {LAG_SECONDS:.0f} s ago: connect again"
             " with Last-Event-ID"
         )
 

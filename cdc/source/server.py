@@ -23,7 +23,6 @@ class Server(NamedTuple):
     database: str
     role: str
     superuser: bool
-    may_replicate: bool
     may_create: bool  # publications in this database
     settings: dict[str, str]  # in each setting's own unit
     slots_in_use: int
@@ -50,7 +49,7 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
              ELSE pg_current_wal_lsn() END)::text,
-       current_database(), current_user::text, r.rolsuper, r.rolreplication OR r.rolsuper,
+       current_database(), current_user::text, r.rolsuper,
        has_database_privilege(current_database(), 'CREATE'),
        (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name = ANY(%s)),
        (SELECT count(*) FROM pg_replication_slots),

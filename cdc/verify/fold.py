@@ -69,14 +69,12 @@ class _Partition:
 
 
 class Fold:
-    """Takes records one by one; `finish` returns the outcome. The log starts with `first_seq`.
+    """Takes records one by one; `finish` returns the outcome. The log starts with seq 1.
 
     `complete` returns, by schema and name, whether a table has all its rows in the log.
     """
 
-    def __init__(
-        self, *, first_seq: int = 1, complete: Callable[[str, str], bool] = lambda *_: True
-    ) -> None:
+    def __init__(self, *, complete: Callable[[str, str], bool] = lambda *_: True) -> None:
         self.findings = Findings()
         self.tables: dict[str, TableState] = {}
         self.events = 0
@@ -84,8 +82,7 @@ class Fold:
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._homes: dict[tuple[str, int, bytes], tuple[int, int]] = {}
         self._complete_table = complete
-        self._first_seq = first_seq
-        self._next_seq = first_seq
+        self._next_seq = 1
         self._waiting: dict[int, Arrival] = {}
         self._letters = DeadLetterAssembler()
         self._snapshot = SnapshotEvents()
@@ -96,7 +93,7 @@ class Fold:
         self._op = ""
         self._moved: Row | None = None
         self._lsn = ("", LSN(0))
-        self._last_seq = first_seq - 1
+        self._last_seq = 0
         self._ends = TransactionEnds()
 
     @property
@@ -160,9 +157,7 @@ class Fold:
         for (topic, partition), home in self._partitions.items():
             self._expect_no_tombstone(home, f"the end of {topic}/{partition}")
         seqs = {each: home.events for each, home in self._partitions.items()}
-        check_cuts(
-            self.findings, self.frontiers, seqs, self._ends, first=self._first_seq, newest=self.seq
-        )
+        check_cuts(self.findings, self.frontiers, seqs, self._ends, newest=self.seq)
         return Folded(
             self.tables,
             self.events,
@@ -198,7 +193,7 @@ class Fold:
             self._check_key(here, arrival, key)
             if event.op == "d":
                 home.deleted = key
-        if event.initial and self._snapshot.takes(seq, self._first_seq):
+        if event.initial and self._snapshot.takes(seq):
             self._apply_initial(arrival)
         elif event.initial or seq < self._next_seq or seq in self._waiting:
             self.findings.add(f"{here} holds seq {seq}, which arrived before: visible twice")

@@ -84,20 +84,19 @@ def check_cuts(
     partitions: Mapping[tuple[str, int], PartitionSeqs],
     ends: TransactionEnds,
     *,
-    first: int,
     newest: int,
 ) -> None:
     """Check each frontier against the one before it, and the last against the end of the log.
 
-    `first` is the seq that the log starts with, `newest` the last one it holds.
+    `newest` is the last seq that the log holds; it starts with 1.
     """
-    before = Frontier(0, LSN(0), first - 1, 0, ())
+    before = Frontier(0, LSN(0), 0, 0, ())
     reached: dict[tuple[str, int], int] = {}
     for frontier in frontiers:
         if (frontier.epoch, frontier.lsn) < (before.epoch, before.lsn) or frontier.seq < before.seq:
             findings.add(f"the frontier goes back from {_named(before)} to {_named(frontier)}")
         _check_counts(findings, partitions, reached, before, frontier)
-        if frontier.seq >= first:
+        if frontier.seq:
             _check_boundary(findings, ends, frontier)
         before = frontier
     if before.seq != newest:

@@ -33,9 +33,9 @@ class SnapshotEvents:
     # Deletes whose row has not arrived yet, by key: it may be in a partition that is read later.
     _early: dict[tuple[str, bytes], Arrival] = field(default_factory=dict)
 
-    def takes(self, seq: int, first: int) -> bool:
+    def takes(self, seq: int) -> bool:
         """Note the seq; return whether it is allowed: once, and before the stream."""
-        if seq < first or self.ended or seq in self.seqs:
+        if seq < 1 or self.ended or seq in self.seqs:
             return False
         self.seqs.add(seq)
         return True

@@ -144,7 +144,7 @@ class Run:
         assert seqs
         findings = Findings()
         frontiers = [each.frontier() for each in pipeline.frontiers()]
-        check_cuts(findings, frontiers, partitions, ends, first=1, newest=len(found))
+        check_cuts(findings, frontiers, partitions, ends, newest=len(found))
         assert not findings.sentences(), findings.sentences()
 
 

@@ -54,7 +54,6 @@ SERVER = Server(
     database="shop",
     role="me",
     superuser=False,
-    may_replicate=True,
     may_create=True,
     settings=SETTINGS,
     slots_in_use=1,
@@ -192,8 +191,6 @@ SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "error",
         'GRANT rds_replication TO "me";',
     ),
-    # What the catalog says does not count if the attempt succeeds.
-    (server(may_replicate=False), "replication", "ok", ""),
     (
         server(may_create=False, settings=SETTINGS)
         | able(publication=DENIED)

@@ -44,13 +44,6 @@ def test_a_missing_seq_is_one_finding_with_its_range() -> None:
     assert findings(fold) == ["seq 2 to 4 is missing from the log"]
 
 
-def test_a_log_may_start_at_a_later_seq_if_first_seq_allows_it() -> None:
-    fold = Fold(first_seq=17)
-    fold.add(T, 0, 0, b"1", event("c", 17, {"id": 1}))
-    assert findings(fold) == []
-    assert fold.seq == 17
-
-
 def test_a_changed_key_takes_unsent_columns_along() -> None:
     """The new row's long column was not sent: its value is that of the row just deleted."""
     fold = Fold()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cdc.snapshot.initial.records import SnapshotPlan, StalePartition
 
 # How many keys are held at a time: some hundred bytes each.
-KEYS: Final = 1_000_000
+_KEYS: Final = 1_000_000
 # How many deletes a Kafka transaction has at most: it may stay open for a minute.
 DELETES: Final = 50_000
 
@@ -58,11 +58,11 @@ class LeftoverDeletes:
     """The deletes of one topic partition; `index` is its index in `plan.stale`."""
 
     def __init__(
-        self, config: Config, plan: SnapshotPlan, index: int, publisher: Publisher, keys: int = KEYS
+        self, config: Config, plan: SnapshotPlan, index: int, publisher: Publisher
     ) -> None:
-        """Delete by `publisher`, which is open; `keys` bounds how many keys are held at a time."""
+        """Delete by `publisher`, which is open."""
         self._config, self._plan, self._index = config, plan, index
-        self._publisher, self._keys = publisher, keys
+        self._publisher = publisher
         self._stale: StalePartition = plan.stale[index]
         self._event = event_format_of(
             config, plan, plan.schemas[self._stale.schema_id], b"%b", b"d"
@@ -79,7 +79,7 @@ class LeftoverDeletes:
             number, written = number + 1, written + len(keys)
 
     def _batches(self) -> Iterator[list[bytes]]:
-        passes = -(-self._stale.events // self._keys)
+        passes = -(-self._stale.events // _KEYS)
         for turn in range(passes):
             keys = self.left(passes, turn)
             for at in range(0, len(keys), DELETES):
