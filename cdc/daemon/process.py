@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from cdc.daemon import timing
@@ -30,11 +31,13 @@ from cdc.errors import (
     SlotBusyError,
     StoppedError,
 )
+from cdc.log.follower_reports import REPORT_SECONDS
+from cdc.operate import followers
 from cdc.operate.daemon_verdict import daemon_verdict
-from cdc.operate.followers import FollowersMonitor
 from cdc.operate.health import HealthState
 from cdc.operate.http import serve
-from cdc.operate.webhooks import WebhooksMonitor
+from cdc.operate.monitor import Monitor
+from cdc.operate.webhooks import WebhooksReader, WebhookStatus
 from cdc.sequence.replay import HistoryError
 from cdc.snapshot.initial import session
 
@@ -180,28 +183,28 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     daemon = Daemon(config, config_file)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.stop)
-    followers = FollowersMonitor(config, lambda: daemon.wal_end)
-    daemon.metrics.followers = lambda: followers.statuses
-    daemon.followed = lambda: followers.any_running
-    webhooks = WebhooksMonitor(config) if config.webhooks else None
-    if webhooks is not None:
-        daemon.metrics.webhooks = lambda: webhooks.statuses
-    daemon.metrics.verdict = lambda: daemon_verdict(config, daemon.health, daemon.metrics)
-    server = serve(config.http.listen, daemon.health, daemon.metrics)
-    # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
-    gc.collect()
-    gc.freeze()
-    console = _console(config, config_file, server)
-    try:
+    with ExitStack() as closing:
+        followed = followers.FollowersReader(config)
+        of_followers = followers.monitored(config, followed, lambda: daemon.wal_end)
+        closing.callback(of_followers.close)
+        daemon.metrics.followers = lambda: of_followers.newest
+        daemon.followed = lambda: followed.any_running
+        if config.webhooks:
+            hooks = WebhooksReader(config)
+            of_webhooks = Monitor[list[WebhookStatus]](
+                "webhooks", REPORT_SECONDS, hooks, hooks.read, []
+            )
+            closing.callback(of_webhooks.close)
+            daemon.metrics.webhooks = lambda: of_webhooks.newest
+        daemon.metrics.verdict = lambda: daemon_verdict(config, daemon.health, daemon.metrics)
+        if server := serve(config.http.listen, daemon.health, daemon.metrics):
+            closing.callback(server.close)
+        # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
+        gc.collect()
+        gc.freeze()
+        if console := _console(config, config_file, server):
+            closing.callback(console.close)
         return daemon.run()
-    finally:
-        followers.close()
-        if webhooks is not None:
-            webhooks.close()
-        if console:
-            console.close()
-        if server:
-            server.close()
 
 
 def _console(

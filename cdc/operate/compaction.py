@@ -83,23 +83,22 @@ class LagsReader:
             self._log.close()
 
 
-class CompactionHold(Monitor[LagsReader]):
+class CompactionHold(Monitor[None]):
     """Gives the compacted topics of a session their lag, until `close`."""
 
     def __init__(
         self, config: Config, compacted: Callable[[], frozenset[str]], metrics: Metrics
     ) -> None:
         """Start at once. `compacted` returns the topics as they are by now."""
-        self._config, self._compacted, self._metrics = config, compacted, metrics
+        self._compacted, self._metrics = compacted, metrics
         self._lag_ms = topics.lag_ms(config)
         self._seconds = _SHARE * self._lag_ms / 1_000
-        super().__init__("compaction", min(_CHECK_SECONDS, self._seconds / _TIMES))
+        self._lags = lags = LagsReader(config)
+        seconds = min(_CHECK_SECONDS, self._seconds / _TIMES)
+        super().__init__("compaction", seconds, lags, self._hold, None)
 
-    def _open(self) -> LagsReader:
-        return LagsReader(self._config)
-
-    def _read(self, reader: LagsReader) -> None:
-        compacted = self._compacted()
+    def _hold(self) -> None:
+        reader, compacted = self._lags, self._compacted()
         lagging = reader.lagging(self._seconds, compacted) if compacted else []
         wanted = str(topics.NO_COMPACTION if lagging else self._lag_ms)
         found = topics.settings_of(reader.admin, sorted(compacted))

@@ -150,14 +150,11 @@ class FollowersReader:
         self._config = config
         self._readings = Readings(config)
         self._unapplied = UnappliedReader(config)
-
-    @property
-    def any_running(self) -> bool:
-        """Whether a follower was running at the newest read, configured or not."""
-        return any(record.runs for record in self._readings.newest.values())
+        self.any_running = False  # at the newest read, configured or not
 
     def read(self, wal_end: LSN | None) -> list[FollowerStatus]:
         newest = self._readings.refresh()
+        self.any_running = any(record.runs for record in newest.values())
         found = []
         for name in _reporting(self._config):
             record = newest.get(name)
@@ -302,24 +299,13 @@ def _waits(config: Config, name: str) -> float:
     return 2 * longest_wait(config, name)
 
 
-class FollowersMonitor(Monitor[FollowersReader]):
-    """Keeps the newest `statuses`.
+def monitored(
+    config: Config, reader: FollowersReader, wal_end: Callable[[], LSN | None]
+) -> Monitor[list[FollowerStatus]]:
+    """Read again and again.
 
-    It also runs where the configuration names none: some may be added while this process runs.
+    Also where the configuration names none: some may be added while this process runs.
     """
-
-    def __init__(self, config: Config, wal_end: Callable[[], LSN | None]) -> None:
-        """Start at once."""
-        self.any_running = False  # whether a follower was running then, named here or not
-        self.statuses: list[FollowerStatus] = []
-        self._config = config
-        self._wal_end = wal_end
-        expected = bool(_reporting(config))
-        super().__init__("followers", REPORT_SECONDS if expected else SILENT_SECONDS, logs=expected)
-
-    def _open(self) -> FollowersReader:
-        return FollowersReader(self._config)
-
-    def _read(self, reader: FollowersReader) -> None:
-        self.statuses = reader.read(self._wal_end())
-        self.any_running = reader.any_running
+    expected = bool(_reporting(config))
+    seconds = REPORT_SECONDS if expected else SILENT_SECONDS
+    return Monitor("followers", seconds, reader, lambda: reader.read(wal_end()), [], logs=expected)

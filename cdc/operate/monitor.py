@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from cdc.errors import CDCError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 log = logging.getLogger("cdc.operate.monitor")
+
+T = TypeVar("T")
 
 
 class Reader(Protocol):
@@ -19,37 +23,38 @@ class Reader(Protocol):
         """Close the connections."""
 
 
-R = TypeVar("R", bound=Reader)
+class Monitor(Generic[T]):
+    """Reads until `close`, on a thread of its own; `newest` stays while nothing can be read."""
 
+    def __init__(
+        self,
+        what: str,
+        every_seconds: float,
+        reader: Reader,
+        read: Callable[[], T],
+        newest: T,
+        *,
+        logs: bool = True,
+    ) -> None:
+        """Start at once, and close `reader` at the end.
 
-class Monitor(ABC, Generic[R]):
-    """Reads until `close`, on a thread of its own. The last result stays while none can be read."""
-
-    def __init__(self, what: str, every_seconds: float, *, logs: bool = True) -> None:
-        """Start at once; `logs`: whether a failure to read is worth a line."""
-        self._what = what
-        self._every_seconds = every_seconds
-        self._logs = logs
+        `logs`: whether a failure to read is worth a line.
+        """
+        self.newest = newest
+        self._what, self._every_seconds, self._logs = what, every_seconds, logs
+        self._reader, self._read = reader, read
         self._over = threading.Event()
         threading.Thread(target=self._run, name=f"cdc-{what}", daemon=True).start()
-
-    @abstractmethod
-    def _open(self) -> R:
-        """Return a reader; nothing is connected yet."""
-
-    @abstractmethod
-    def _read(self, reader: R) -> None:
-        """Read, and keep the result; raise CDCError where that fails."""
 
     def close(self) -> None:
         """Stop; the thread ends after its current read."""
         self._over.set()
 
     def _run(self) -> None:
-        reader, logged = self._open(), False
+        logged = False
         while not self._over.is_set():
             try:
-                self._read(reader)
+                self.newest = self._read()
                 logged = False
             except CDCError as error:
                 if not logged and self._logs:
@@ -57,4 +62,4 @@ class Monitor(ABC, Generic[R]):
                     log.warning("cannot read the reports", extra={"fields": fields})
                 logged = True
             self._over.wait(self._every_seconds)
-        reader.close()
+        self._reader.close()

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cdc.errors import Exit
 from cdc.log import group_states, topics
 from cdc.log.consumer import LogConsumer
-from cdc.log.follower_reports import REPORT_SECONDS
 from cdc.log.group_records import GroupReadings, WebhookReport, webhook_group
 from cdc.operate.findings import Cause, Level
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, STILL_SECONDS
-from cdc.operate.monitor import Monitor
 from cdc.operate.readable import duration
 
 if TYPE_CHECKING:
@@ -151,22 +149,6 @@ class WebhooksReader:
         self._readings.close()
         if self._log is not None:
             self._log.close()
-
-
-class WebhooksMonitor(Monitor[WebhooksReader]):
-    """Keeps the newest `statuses`, which are what `cdc status` finds."""
-
-    def __init__(self, config: Config) -> None:
-        """Start at once."""
-        self.statuses: list[WebhookStatus] = []
-        self._config = config
-        super().__init__("webhooks", REPORT_SECONDS)
-
-    def _open(self) -> WebhooksReader:
-        return WebhooksReader(self._config)
-
-    def _read(self, reader: WebhooksReader) -> None:
-        self.statuses = reader.read()
 
 
 def judge(statuses: Sequence[WebhookStatus]) -> Iterator[Cause]:
