@@ -1,6 +1,6 @@
 """Alert rules and a dashboard, from the table of metrics. Pure.
 
-`python -m cdc.cli.reference` writes them into compose/ and docs/METRICS.md, and `cdc metrics`
+`python -m scripts.reference` writes them into compose/ and docs/METRICS.md, and `cdc metrics`
 prints them. A rule names metrics of `metric_table` only.
 
 https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cdc.operate.metric_table import EVERY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _NAME: Final = re.compile(r"lockstep_[a-z_]+")
 
@@ -179,7 +179,7 @@ _PANELS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ("Reconnects", "none", (("increase(lockstep_reconnects_total[5m])", "{{reason}}"),)),
     ("Memory", "bytes", (("process_resident_memory_bytes", "{{instance}}"),)),
 )  # fmt: skip
-_MADE: Final = "Made by `python -m cdc.cli.reference`: change cdc/operate/alerts.py, not this file."
+MADE: Final = "Made by `python -m scripts.reference`: change cdc/operate/alerts.py, not this file."
 
 
 def unknown(expr: str) -> list[str]:
@@ -190,7 +190,7 @@ def unknown(expr: str) -> list[str]:
 
 def rules() -> str:
     """Return the alert rules as a file of Prometheus; strings in YAML are written as in JSON."""
-    lines = [f"# {_MADE}", "groups:", "  - name: lockstep", "    rules:"]
+    lines = [f"# {MADE}", "groups:", "  - name: lockstep", "    rules:"]
     for each in ALERTS:
         lines += [
             f"      - alert: {each.name}",
@@ -216,7 +216,7 @@ def dashboard() -> str:
         "templating": {"list": [source]},
         "title": "Lockstep",
         "uid": "lockstep",
-        "description": _MADE,
+        "description": MADE,
         "schemaVersion": 39,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
@@ -239,30 +239,3 @@ def _panel(number: int, title: str, unit: str, targets: Iterable[tuple[str, str]
             for at, (expr, legend) in enumerate(targets)
         ],
     }
-
-
-def page() -> str:
-    """Return docs/METRICS.md."""
-    return "\n".join(_page()) + "\n"
-
-
-def _page() -> Iterator[str]:
-    yield from ("# Metrics and alerts\n", f"<!-- {_MADE} -->\n")
-    yield (
-        "The daemon serves these at `http.listen`, `/metrics`, with Python's and the process's own."
-        " Followers and webhooks have none: the\ndaemon shows what they report into the log, so"
-        " there is one place to scrape, which also shows when a job has died. `cdc metrics"
-        " rules`\nand `cdc metrics dashboard` print the files of [compose/](../compose/);"
-        " adapt the limits.\n"
-    )
-    yield "## Alerts\n\n| alert | when | for | severity | meaning | to do |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    for each in ALERTS:
-        expr = each.expr.replace("|", "\\|")
-        cells = (each.name, f"`{expr}`", each.lasts, each.severity, each.summary, each.what_to_do)
-        yield f"| {' | '.join(cells)} |"
-    yield "\n## Metrics\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |"
-    for name, metric in sorted(EVERY.items()):
-        ending = "_total" if metric.kind == "counter" else ""
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        yield f"| `{name}{ending}` | {metric.kind} | {labels} | {metric.meaning} |"

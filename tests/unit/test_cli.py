@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from cdc.cli import main, reference
+from cdc.cli import main
 from cdc.cli.options import Duration
 from cdc.errors import CDCError, ConfigError, Exit, PermissionDeniedError, UnavailableError
+from scripts import reference
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = dict(reference.commands())
@@ -91,7 +92,7 @@ def test_every_option_is_explained(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("name", "text"), reference.pages().items())
 def test_the_reference_pages_say_what_the_code_says(name: str, text: str) -> None:
     written = (ROOT / name).read_text(encoding="utf-8")
-    assert written == text, "run: python -m cdc.cli.reference"
+    assert written == text, "run: python -m scripts.reference"
 
 
 def test_help_comes_at_once_because_nothing_heavy_is_imported() -> None:

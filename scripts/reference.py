@@ -1,4 +1,4 @@
-"""Write the reference pages from the code: `python -m cdc.cli.reference`.
+"""Write the reference pages from the code: `python -m scripts.reference`.
 
 docs/CLI.md is every command's own help, docs/CONFIG.md the configuration's model, docs/METRICS.md
 and two files of compose/ what is exported. A test compares them, so that none becomes outdated.
@@ -18,12 +18,13 @@ from cdc.config.tables import Mask
 from cdc.config.template import render
 from cdc.errors import Exit
 from cdc.operate import alerts
+from cdc.operate.metric_table import EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _WIDTH = 100
-_MADE = "<!-- Made by `python -m cdc.cli.reference`: change the code, not this page. -->\n"
+_MADE = "<!-- Made by `python -m scripts.reference`: change the code, not this page. -->\n"
 
 _ABOUT = """\
 Every command prints what to do next, on stderr, so that its output can be piped. Errors are one
@@ -219,13 +220,36 @@ def _row(at: FieldPath, field: Schema, takes: str, meaning: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _metrics_page() -> Iterator[str]:
+    """Yield the parts of docs/METRICS.md."""
+    yield from ("# Metrics and alerts\n", f"<!-- {alerts.MADE} -->\n")
+    yield (
+        "The daemon serves these at `http.listen`, `/metrics`, with Python's and the process's own."
+        " Followers and webhooks have none: the\ndaemon shows what they report into the log, so"
+        " there is one place to scrape, which also shows when a job has died. `cdc metrics"
+        " rules`\nand `cdc metrics dashboard` print the files of [compose/](../compose/);"
+        " adapt the limits.\n"
+    )
+    yield "## Alerts\n\n| alert | when | for | severity | meaning | to do |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for each in alerts.ALERTS:
+        expr = each.expr.replace("|", "\\|")
+        cells = (each.name, f"`{expr}`", each.lasts, each.severity, each.summary, each.what_to_do)
+        yield f"| {' | '.join(cells)} |"
+    yield "\n## Metrics\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |"
+    for name, metric in sorted(EVERY.items()):
+        ending = "_total" if metric.kind == "counter" else ""
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield f"| `{name}{ending}` | {metric.kind} | {labels} | {metric.meaning} |"
+
+
 def pages() -> dict[str, str]:
     """Return the pages, and the files made from the metrics, by their path."""
     owned = ", ".join(f"`{name}`" for name in sorted(OWNED_KAFKA_SETTINGS))
     return {
         "docs/CLI.md": cli_page(),
         "docs/CONFIG.md": config_page().replace("OWNED", owned),
-        "docs/METRICS.md": alerts.page(),
+        "docs/METRICS.md": "\n".join(_metrics_page()) + "\n",
         "compose/prometheus-rules.yaml": alerts.rules(),
         # A chart has files of its own folder only.
         "compose/helm/lockstep/files/prometheus-rules.yaml": alerts.rules(),
