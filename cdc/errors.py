@@ -51,22 +51,25 @@ class CDCError(Exception):
         return f"{self.what}\n  what to do: {self.hint}"
 
 
-class ProtocolError(CDCError):
+class _RemediedError(CDCError):
+    """An error of a kind that has one remedy, unless another one is given."""
+
+    remedy: str
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or self.remedy)
+
+
+class ProtocolError(_RemediedError):
     """Bytes from the walsender that do not match pgoutput's grammar. Never skipped."""
 
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(
-            what,
-            hint=hint
-            or "report it with the Postgres version; nothing was confirmed, so nothing is lost",
-        )
+    remedy = "report it with the Postgres version; nothing was confirmed, so nothing is lost"
 
 
-class InvariantError(CDCError):
+class InvariantError(_RemediedError):
     """A state that our own code must never reach."""
 
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "this is a bug in Lockstep: report it with the log")
+    remedy = "this is a bug in Lockstep: report it with the log"
 
 
 class ConfigError(CDCError):
@@ -124,14 +127,12 @@ class SpoolError(CDCError):
     exit_code = Exit.TEMPORARY
 
 
-class RereadError(CDCError):
+class RereadError(_RemediedError):
     """What a transaction streamed is in doubt: the next session gets it complete, at its commit."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
-
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the daemon reads it again by itself, at its commit")
+    remedy = "the daemon reads it again by itself, at its commit"
 
 
 class SlotBusyError(CDCError):
@@ -152,17 +153,15 @@ class FencedError(CDCError):
     exit_code = Exit.TEMPORARY
 
 
-class SnapshotLostError(CDCError):
+class SnapshotLostError(_RemediedError):
     """The exported snapshot no longer exists: its coordinator or its database has stopped."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
-
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the coordinator starts a new generation by itself")
+    remedy = "the coordinator starts a new generation by itself"
 
 
-class RewrittenError(CDCError):
+class RewrittenError(_RemediedError):
     """A table was rewritten or changed since the snapshot, which no longer sees all its rows.
 
     TRUNCATE, VACUUM FULL, CLUSTER, DROP and some ALTER TABLE are not MVCC-safe.
@@ -170,12 +169,10 @@ class RewrittenError(CDCError):
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
-
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the coordinator starts a new generation by itself")
+    remedy = "the coordinator starts a new generation by itself"
 
 
-class StoreLostError(CDCError):
+class StoreLostError(_RemediedError):
     """A follower's store holds less than it did: flushed, restored from a backup, or deleted.
 
     `tables` names the tables that lost data, if all others are certainly complete; None if not.
@@ -184,28 +181,25 @@ class StoreLostError(CDCError):
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
 
+    remedy = "the follower rebuilds it, as another generation"
+
     def __init__(self, what: str, *, hint: str = "", tables: frozenset[str] | None = None) -> None:
-        super().__init__(what, hint=hint or "the follower rebuilds it, as another generation")
+        super().__init__(what, hint=hint)
         self.tables = tables
 
 
-class SwitchedError(CDCError):
+class SwitchedError(_RemediedError):
     """Readers see another generation of the follower: the one that was opened is the old one."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
-
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(
-            what, hint=hint or "the follower opens its store again and continues there"
-        )
+    remedy = "the follower opens its store again and continues there"
 
 
-class OvertakenError(UnavailableError):
+class OvertakenError(_RemediedError, UnavailableError):
     """Another copy of the follower is at another cut than this one's: open the store again."""
 
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the follower continues where that cut ends")
+    remedy = "the follower continues where that cut ends"
 
 
 class LagError(CDCError, TimeoutError):

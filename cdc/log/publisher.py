@@ -129,20 +129,36 @@ class Publisher:
         """
         self.begin()
         for partition, key, value in batch.send_letters():
-            self._send_part(partition, key, value)
+            self.send(partition.topic, key, value, None, partition.number)
             failpoints.reach("in_letter")
 
-    def _send_part(self, partition: PartitionQueue, key: bytes, value: bytes) -> None:
-        size, delivered = len(key) + len(value), self._delivered
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, bytes] | None,
+        number: int = 0,
+    ) -> None:
+        """Hand over one record, to that partition; wait while too many bytes are in flight."""
+        self.begin()
+        size, delivered = len(key or b"") + len(value or b""), self._delivered
 
         def taken(error: KafkaError | None, message: Message) -> None:
             delivered(error, message)
             self._unacknowledged_bytes -= size
 
-        with translated(f"producing to {partition.topic}"):
-            self.producer.produce(partition.topic, value, key, partition.number, on_delivery=taken)
+        with translated(f"producing to {topic}"):
+            self.producer.produce(
+                topic,
+                value,
+                key,
+                number,
+                on_delivery=taken,
+                headers={**headers} if headers else None,
+            )
         self._unacknowledged_bytes += size
-        self._wait_for_room("sending a dead letter")
+        self._wait_for_room("sending records")
 
     def _wait_for_room(self, doing: str) -> None:
         """Wait until at most `IN_FLIGHT_BYTES` are not acknowledged."""
@@ -291,27 +307,6 @@ class BoundedPublisher(Publisher):
         for partition in partitions:
             self._hand_over(partition, taken)
         self._wait_for_room("sending rows")
-
-    def send(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Mapping[str, bytes],
-        number: int = 0,
-    ) -> None:
-        """Hand over one record, to that partition; wait while too many bytes are in flight."""
-        self.begin()
-        size, delivered = len(key or b"") + len(value or b""), self._delivered
-
-        def taken(error: KafkaError | None, message: Message) -> None:
-            delivered(error, message)
-            self._unacknowledged_bytes -= size
-
-        with translated(f"producing to {topic}"):
-            self.producer.produce(topic, value, key, number, on_delivery=taken, headers={**headers})
-        self._unacknowledged_bytes += size
-        self._wait_for_room("sending records")
 
 
 def fence(config: Config, names: Sequence[int | str] = WRITERS) -> Publisher:

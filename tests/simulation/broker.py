@@ -135,7 +135,9 @@ class Producer:
         partition: int,
         *,
         on_delivery: Callable[..., None],
+        headers: None = None,
     ) -> None:
+        assert headers is None
         message = {"key": key, "value": value, "callback": on_delivery}
         self._unsent.append(((topic, partition), message))
 

@@ -39,8 +39,8 @@ TABLE = {
 def test_every_error_has_a_line_in_the_table() -> None:
     ours = {
         value
-        for value in vars(errors).values()
-        if isinstance(value, type) and issubclass(value, CDCError)
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, CDCError) and not name.startswith("_")
     }
     assert ours == TABLE.keys()
 
