@@ -13,8 +13,9 @@ from cdc.config.model import Log, Source
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
 from cdc.log.frontier_tail import Unapplied
-from cdc.operate.doctor.archive import ArchiveFacts, check_archive
-from cdc.operate.findings import Severity
+from cdc.operate.doctor.archive import check_archive
+from cdc.operate.findings import Level, Severity
+from cdc.operate.followers import RUN_ARCHIVE, FollowerStatus, judge
 
 NOW = time.time()
 CONFIG = Config(
@@ -31,12 +32,8 @@ RECORD = FollowerRecord(
 )  # fmt: skip
 
 
-def found(
-    unapplied: Unapplied | None, record: FollowerRecord | None = RECORD, hours: float = 168.0
-) -> list[tuple[Severity, str]]:
-    config = replace(CONFIG, log=replace(CONFIG.log, retention_hours=hours))
-    facts = ArchiveFacts(record, unapplied, NOW)
-    return [(each.severity, each.what) for each in check_archive(config, facts)]
+def archive(unapplied: Unapplied | None, record: FollowerRecord | None = RECORD) -> FollowerStatus:
+    return FollowerStatus("archive", record, LSN(0x500), unapplied)
 
 
 def lagging(hours: float) -> Unapplied:
@@ -56,19 +53,22 @@ def lagging(hours: float) -> Unapplied:
 def test_retention_may_be_short_if_the_archive_keeps_up(
     unapplied: Unapplied, hours: float, severity: Severity, words: str
 ) -> None:
-    ((actual, what),) = found(unapplied, hours=hours)
-    assert actual is severity
-    assert words in what
+    config = replace(CONFIG, log=replace(CONFIG.log, retention_hours=hours))
+    [finding] = check_archive(config, [archive(unapplied)])
+    assert finding.severity is severity
+    assert words in finding.what
 
 
 def test_an_archive_that_lost_its_place_or_never_ran_or_halted_is_reported() -> None:
-    [lost] = check_archive(CONFIG, ArchiveFacts(RECORD, Unapplied(1, forgotten=True), NOW))
-    assert lost.severity is Severity.ERROR
-    assert "`cdc teardown --topics`, then `cdc setup`" in lost.fix
-    assert "another archive.path" in lost.fix
-    assert [each for each, _ in found(None, None)] == [Severity.WARNING]
-    halted = replace(RECORD, state="halted", what="a gap")
-    assert (Severity.ERROR, "it has halted: a gap") in found(Unapplied(), halted)
-    silent = replace(RECORD, at_us=0)
-    assert found(Unapplied(), silent)[0][0] is Severity.WARNING
-    assert not list(check_archive(replace(CONFIG, archive=Archive()), None))
+    lost = archive(Unapplied(1, forgotten=True))
+    [cause, *_] = judge(CONFIG, [lost])
+    assert (cause.about, cause.level) == ("archive", Level.FAILED)
+    assert "`cdc teardown --topics`, then `cdc setup`" in cause.remedy
+    assert "another archive.path" in cause.remedy
+    assert not list(check_archive(CONFIG, [lost]))
+    [cause] = judge(CONFIG, [archive(None, None)])
+    assert (cause.what, cause.remedy) == ("archive has never run", RUN_ARCHIVE)
+    [cause] = judge(CONFIG, [archive(Unapplied(), replace(RECORD, state="halted", what="a gap"))])
+    assert (cause.what, cause.level) == ("archive has halted: a gap", Level.FAILED)
+    [cause] = judge(CONFIG, [archive(Unapplied(), replace(RECORD, at_us=0))])
+    assert "archive is not running" in cause.what

@@ -1,23 +1,21 @@
-"""The doctor's checks of the archive: that it keeps up, and how short Kafka may keep the log.
+"""The doctor's check of how short Kafka may keep the log, where there is an archive.
 
-Pure: from the archive's report and the place in the frontier topic that it names. The archive's own
-files are checked by `cdc prove`.
+Pure: from how long the log has held what the archive lacks. Whether it runs is in the verdict; its
+own files are checked by `cdc prove`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from cdc.operate.findings import Finding, error, note, ok, warning
-from cdc.operate.followers import NEW_ARCHIVE, RUN_ARCHIVE
+from cdc.operate.findings import Finding, note, ok, warning
 from cdc.operate.readable import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from cdc.config import Config
-    from cdc.log.follower_reports import FollowerRecord
-    from cdc.log.frontier_tail import Unapplied
+    from cdc.operate.followers import FollowerStatus
 
 # What its job, and every follower, may be down for at least: a machine that is replaced at night.
 _LEAST_HOURS: Final = 12
@@ -26,42 +24,12 @@ _TIMES: Final = 4
 _HOUR: Final = 3_600.0
 
 
-class ArchiveFacts(NamedTuple):
-    """The archive's report, and what the log holds that it lacks; None: it never reported."""
-
-    record: FollowerRecord | None
-    unapplied: Unapplied | None
-    now: float  # seconds since 1970
-
-
-def check_archive(config: Config, facts: ArchiveFacts | None) -> Iterator[Finding]:
-    """Yield how far the archive is, and which retention it allows."""
-    if config.archive.path is None or facts is None:
+def check_archive(config: Config, statuses: Iterable[FollowerStatus]) -> Iterator[Finding]:
+    """Yield which retention the archive's lag allows."""
+    archive = next((each for each in statuses if each.is_archive), None)
+    if archive is None or archive.unapplied is None or archive.unapplied.forgotten:
         return
-    record, unapplied = facts.record, facts.unapplied
-    if record is None or unapplied is None:
-        what = "an archive is configured, and nothing has archived the log yet"
-        yield warning("archive", what, RUN_ARCHIVE)
-        return
-    if unapplied.forgotten:
-        yield error(
-            "archive",
-            f"the log no longer holds what is not archived after {record.lsn}, seq {record.seq}",
-            NEW_ARCHIVE,
-        )
-        return
-    if record.state == "halted":
-        yield error("archive", f"it has halted: {record.what}", record.hint)
-    elif not record.runs:
-        yield warning("archive", f"it is not running; it is at {record.lsn}", RUN_ARCHIVE)
-    elif record.what:
-        yield warning("archive", f"it is {record.state}: {record.what}", record.hint)
-    yield from _retention(config, facts, unapplied)
-
-
-def _retention(config: Config, facts: ArchiveFacts, unapplied: Unapplied) -> Iterator[Finding]:
-    since = unapplied.since_us
-    lag = 0.0 if since is None else max(0.0, facts.now - since / 1e6)
+    lag = archive.lag_seconds or 0.0
     kept = config.log.retention_hours
     needed = max(_LEAST_HOURS, _TIMES * (lag + config.archive.every_seconds) / _HOUR)
     waiting = f"the log has held for {duration(lag)} what is not archived"

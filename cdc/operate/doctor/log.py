@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.log.publisher import TRANSACTION_TIMEOUT_SECONDS
-from cdc.operate.doctor.archive import check_archive
 from cdc.operate.doctor.topics import (
     DURABLE_COPIES,
     check_examined,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from cdc.log.resume import Resume
     from cdc.log.topic_monitor import Examined
     from cdc.log.topics import Topic
-    from cdc.operate.doctor.archive import ArchiveFacts
 
 
 class LogFacts(NamedTuple):
@@ -40,7 +38,6 @@ class LogFacts(NamedTuple):
     resume: Resume | None
     transaction_log: TopicFacts | None  # the brokers' own topic
     examined: Examined | None
-    archive: ArchiveFacts | None = None
 
 
 def check_log(config: Config, facts: LogFacts) -> list[Finding]:
@@ -51,7 +48,6 @@ def check_log(config: Config, facts: LogFacts) -> list[Finding]:
         *_topics(config, facts),
         *check_retention(config, facts.topics),
         *check_examined(config, facts.examined),
-        *check_archive(config, facts.archive),
     ]
 
 

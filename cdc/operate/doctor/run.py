@@ -7,16 +7,14 @@ while a daemon runs.
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from cdc.config import Config, without_passwords
 from cdc.errors import CDCError
-from cdc.log import follower_reports, reader, topics
 from cdc.log import inspection as log_inspection
+from cdc.log import reader, topics
 from cdc.log.client import reach
-from cdc.log.frontier_tail import UnappliedReader
 from cdc.log.inspection import TRANSACTION_LOG
 from cdc.log.topic_monitor import TopicMonitor
 from cdc.operate import facts
@@ -29,13 +27,11 @@ from cdc.operate.doctor import (
     requirements,
     verdict,
 )
-from cdc.operate.doctor.archive import ArchiveFacts
 from cdc.operate.doctor.log import LogFacts, check_log
 from cdc.operate.doctor.source import check_source
 from cdc.operate.doctor.tables import check_tables
 from cdc.operate.facts import SourceFacts
 from cdc.operate.findings import Finding, error, warning
-from cdc.operate.followers import ARCHIVE
 from cdc.publication.plan import has_topic
 from cdc.source.connection import connect, translated
 from cdc.source.tables import SourceTable
@@ -143,20 +139,12 @@ def _log_facts(
             transactions=transactions,
             resume=resume,
             examined=TopicMonitor(config, client).examine(*resume) if resume else None,
-            archive=_archive(config) if resume and config.archive.path else None,
         )
     except CDCError as failure:
         findings.append(
             error("kafka", f"{failure.what} ({config.log.bootstrap_servers})", failure.hint)
         )
         return None
-
-
-def _archive(config: Config) -> ArchiveFacts:
-    record = follower_reports.read(config).get(ARCHIVE)
-    with closing(UnappliedReader(config)) as log:
-        unapplied = log.unapplied(record.place) if record else None
-    return ArchiveFacts(record, unapplied, time.time())
 
 
 def _probe(config: Config) -> str | None:

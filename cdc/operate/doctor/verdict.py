@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import Exit
+from cdc.operate.doctor.archive import check_archive
 from cdc.operate.doctor.webhooks import check_webhooks
 from cdc.operate.findings import Finding, Level, error, note, ok, warning
 from cdc.operate.readable import listed
@@ -18,7 +19,10 @@ _FORGED: Final = (
     " or a role forges them; the server's log may show which (log_statement)"
 )
 # The other causes have checks of their own, with more detail.
-_ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "topic", "follower", "webhook"}
+_ABOUT: Final = {
+    *("daemon", "snapshot", "incremental_snapshot", "topic", "follower", "archive", "webhook"),
+}
+_JOBS: Final = {"follower", "archive"}
 # What is so whether or not a daemon runs.
 _LASTING: Final = {"incremental_snapshot", "topic"}
 _STOPPED: Final = {"new", "not_running"}
@@ -40,14 +44,15 @@ def examine(config: Config) -> list[Finding]:
         if cause.about not in _ABOUT or (cause.about == "snapshot" and not reads):
             continue  # the cost of a snapshot that is due is reported with the checks of its needs
         kind = error if cause.level is Level.FAILED else warning
-        follower = cause.subject if cause.about == "follower" else ""
+        job = cause.subject if cause.about in _JOBS else ""
         halted = cause.exit_code == Exit.CONFIG
-        waits = (follower not in running and not halted) if follower else not reads
+        waits = (job not in running and not halted) if job else not reads
         if cause.about == "webhook":
             waits = cause.subject in stopped
         if cause.about not in _LASTING and waits:
-            kind = note
-        named.add(follower)
+            # What the archive lacks Kafka deletes some day.
+            kind = warning if cause.about == "archive" else note
+        named.add(job)
         found.append(kind(cause.about, cause.what, cause.remedy))
     unused = [each for each in status.incomplete_topics if not each.captured]
     found += [note("topic", each.what, each.remedy) for each in unused]
@@ -58,6 +63,7 @@ def examine(config: Config) -> list[Finding]:
         )
         found.append(note("refused_messages", what, _FORGED))
     found += check_webhooks(config, status.webhooks)
+    found += check_archive(config, status.followers)
     well = sorted(running - named)
     if well:
         found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))
