@@ -13,7 +13,7 @@ from cdc.config.model import Log, Source
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
 from cdc.log.frontier_tail import Unapplied
-from cdc.operate.doctor.archive import check_archive
+from cdc.operate.doctor.log_retention import check_archive
 from cdc.operate.findings import Level, Severity
 from cdc.operate.followers import RUN_ARCHIVE, FollowerStatus, judge
 

@@ -17,7 +17,7 @@ from cdc.deliver.sender import answer, key_of, signature
 from cdc.errors import ConfigError
 from cdc.log.group_states import GroupState
 from cdc.log.partitions import OffsetRange
-from cdc.operate.doctor.webhooks import check_webhooks
+from cdc.operate.doctor.log_retention import check_webhooks
 from cdc.operate.findings import Severity
 from cdc.operate.webhooks import WebhookStatus
 from tests.unit.test_control_doctor import CONFIG

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import Exit
-from cdc.operate.doctor.archive import check_archive
-from cdc.operate.doctor.webhooks import check_webhooks
+from cdc.operate.doctor.log_retention import check_archive, check_webhooks
 from cdc.operate.findings import Finding, Level, error, note, ok, warning
 from cdc.operate.readable import listed
 from cdc.operate.status import read_status

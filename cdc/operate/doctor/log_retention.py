@@ -1,7 +1,7 @@
-"""The doctor's check of how short Kafka may keep the log, where there is an archive.
+"""The doctor's checks of how long Kafka keeps the log, against how late its readers are.
 
-Pure: from how long the log has held what the archive lacks. Whether it runs is in the verdict; its
-own files are checked by `cdc prove`.
+Pure: from their lag. Whether they run is in the verdict; webhooks' settings are checked by
+`cdc.deliver.checks`, the archive's own files by `cdc prove`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.operate.followers import FollowerStatus
+    from cdc.operate.webhooks import WebhookStatus
 
 # What its job, and every follower, may be down for at least: a machine that is replaced at night.
 _LEAST_HOURS: Final = 12
@@ -45,3 +46,24 @@ def check_archive(config: Config, statuses: Iterable[FollowerStatus]) -> Iterato
         yield warning("archive_retention", what, f"log.retention_hours: {needed:.0f}, `cdc setup`")
     else:
         yield ok("archive_retention", f"{waiting}; Kafka keeps the log for {kept:g} hours")
+
+
+def check_webhooks(config: Config, statuses: Iterable[WebhookStatus]) -> Iterator[Finding]:
+    """Yield whether what each webhook has not delivered stays in the log for long enough."""
+    kept = config.log.retention_hours
+    for each in statuses:
+        lag = each.lag_seconds
+        if each.group is None or each.group.gap or lag is None:
+            continue
+        waiting = f"{each.name}: the log has held for {duration(lag)} what is not acknowledged"
+        if 0 <= kept < _TIMES * lag / _HOUR:
+            what = f"{waiting}, and Kafka deletes it after {kept:g} hours"
+            needed = max(1.0, _TIMES * lag / _HOUR)
+            yield warning(
+                "webhook_lag",
+                what,
+                each.command or f"log.retention_hours: {needed:.0f}, then `cdc setup`",
+            )
+        else:
+            held = "for ever" if kept < 0 else f"for {kept:g} hours"
+            yield ok("webhook_lag", f"{waiting}; Kafka keeps the log {held}")
