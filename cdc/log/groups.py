@@ -39,7 +39,8 @@ BEGINNING: Final = "beginning"
 NOW: Final = "now"
 
 _TIMEOUT_SECONDS: Final = 15.0
-# A commit is refused so while members come and go, before this one's client knows of it.
+# A commit is refused so while members come and go, before this one's client knows of it; and one
+# that is made without having joined, while there is any.
 _REBALANCED: Final = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.ILLEGAL_GENERATION,
@@ -52,11 +53,6 @@ _SILENCE_MS: Final = 900_000
 # Clocks of a producer may have been set back in between.
 _MARGIN_MS: Final = 60_000
 _AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local errors are spelled so
-_NOT_ALONE: Final = {
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.REBALANCE_IN_PROGRESS,
-}
 
 
 class Received(NamedTuple):
@@ -406,7 +402,7 @@ def _set(
     try:
         _commit(client, {each: GroupPlace(offset, at_ms) for each, offset in offsets.items()})
     except KafkaException as error:
-        if error.args[0].code() not in _NOT_ALONE:
+        if error.args[0].code() not in _REBALANCED:
             raise translate(error.args[0], f"committing offsets of {name}") from error
         raise UnavailableError(
             f"the group {group_id(config, name)} has members, so its place can't be set",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-_OPS: Final = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
+OPS: Final = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 
 
 class VersionSource(msgspec.Struct, kw_only=True):
@@ -45,7 +45,7 @@ def version_fields(
         "lsn": source.commit_lsn,
         "transaction": source.tx,
         "seq": source.seq,
-        "op": _OPS.get(event.op, event.op),
+        "op": OPS.get(event.op, event.op),
         "before": before,
         "after": after,
         "unknown": unknown,

@@ -18,6 +18,7 @@ import msgspec
 import orjson
 
 from cdc.log import records
+from cdc.log.row_versions import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 # Rates and lateness cover only the last seconds.
 WINDOW_SECONDS: Final = 5.0
 _LAST_EVENTS: Final = 12
-OPS: Final = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
 class _Source(msgspec.Struct, gc=False):
