@@ -41,7 +41,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read(file: Path) -> Declaration | None:
-    """Return what a file declares, if anything; raise UnreadableError, whose text is a finding."""
+    """Return what a file declares, if anything; raise ViewFileError, whose text is a finding."""
     source = text_of(file)
     try:
         tree = ast.parse(source)
