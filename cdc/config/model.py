@@ -496,6 +496,11 @@ class Config(Section, frozen=True, kw_only=True):
         return given if given is not None else CANARY_SECONDS if self.followers else 0.0
 
     @property
+    def hides(self) -> bool:
+        """Whether some column may be hidden."""
+        return any(rule.hides for rule in self.tables.values())
+
+    @property
     def password(self) -> str | None:
         """The password in `source.password_file`, read each time, so that it may be rotated."""
         name = self.source.password_file

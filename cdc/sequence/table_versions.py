@@ -101,10 +101,7 @@ class TableVersions:
         self._seen: PgSnapshot | None = None  # which transactions those show
         self._invisible: int | None = None  # a transaction that they did not show in time
         self._alteration: records.Alteration | None = None
-        rules = config.selection.rules
-        self._hides_by_ancestor = config.source.partitions == "leaf" and any(
-            each.rule.mask or each.rule.exclude or each.rule.columns for each in rules
-        )
+        self._hides_by_ancestor = config.source.partitions == "leaf" and config.hides
 
     @property
     def schema_id(self) -> int:

@@ -62,7 +62,7 @@ class MessageRouter:
         """
         self._prefix, self._sequencer = config.prefix, sequencer
         # A literal in a statement may be a value of any table's hidden column.
-        self._hides = any(rule.hides for rule in config.tables.values())
+        self._hides = config.hides
         self._verifier, self._signer = verifier, signer
         self._on_watermark, self._on_commands = on_watermark, on_commands
         self._on_columns = on_columns

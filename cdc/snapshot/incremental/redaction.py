@@ -44,9 +44,7 @@ def before_publishing(config: Config, record: IncrementalRecord) -> Withheld:
     """Return what is withheld until a chunk is published."""
     selection = config.selection.of((record.schema, record.table))
     # A partition hides what its root table hides, and which table that is, is not known yet.
-    by_root = config.source.partitions == "leaf" and any(
-        each.rule.mask or each.rule.exclude or each.rule.columns for each in config.selection.rules
-    )
+    by_root = config.source.partitions == "leaf" and config.hides
     return Withheld(
         keys=by_root or hides_something(selection),
         where=by_root or _quotes_hidden(selection, record.where),
