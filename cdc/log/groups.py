@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cdc.config import Config
+    from cdc.log.frontier_search import Placed
     from cdc.log.partitions import OffsetRange, Partition
+    from cdc.log.records import FrontierRecord
 
 # Where a group starts: an LSN and a time stand for the first record at or shortly before it.
 Start = str | LSN | datetime
@@ -389,12 +391,7 @@ def _set(
     known: Mapping[str, StartedTopic],
 ) -> GroupRecord:
     """Commit a place for a group without members, and record it."""
-    present = topics.describe(topics.admin(config), list(read))
-    if missing := set(read) - present.keys():
-        raise ConfigError(
-            f"there is no topic {min(missing)}",
-            hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
-        )
+    present = described(topics.admin(config), read)
     places = [(topic, number) for topic in read for number in range(present[topic].partitions)]
     now_ms = int(time.time() * 1_000)
     offsets = _offsets(config, client, places, start)
@@ -447,14 +444,31 @@ def _published_ms(config: Config, start: Start) -> int:
         raise ConfigError(
             f"a group can't start at {start!r}", hint="beginning, now, a time, an LSN"
         )
+    placed = frontier_at(config, start, lambda record: record.lsn <= start)
+    return max(0, placed.published_ms - _MARGIN_MS)
+
+
+def frontier_at(config: Config, start: Start, fits: Callable[[FrontierRecord], bool]) -> Placed:
+    """Return the newest frontier that fits; raise GapError if the log no longer has it."""
     with closing(FrontierSearch(config)) as search:
-        placed = search.newest_that(lambda record: record.lsn <= start)
+        placed = search.newest_that(fits)
     if placed is None:
         raise GapError(
             f"the log no longer has the frontier at or before {start}",
             hint="start at `beginning`, or read the archive: `cdc replay`",
         )
-    return max(0, placed.published_ms - _MARGIN_MS)
+    return placed
+
+
+def described(client: topics.Admin, read: Sequence[str]) -> dict[str, topics.Described]:
+    """Return the topics to be read; raise ConfigError if there is no such one."""
+    present = topics.describe(client, list(read))
+    if missing := set(read) - present.keys():
+        raise ConfigError(
+            f"there is no topic {min(missing)}",
+            hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
+        )
+    return present
 
 
 def _ms(metadata: str | None) -> int:

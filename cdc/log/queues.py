@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -31,9 +30,8 @@ from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import acknowledged, compaction, group_records, names, records, topics
 from cdc.log.client import UNREADABLE, settings, translated
-from cdc.log.frontier_search import FrontierSearch
 from cdc.log.group_records import QueueRecord, queue_group
-from cdc.log.groups import BEGINNING, NOW, group_id
+from cdc.log.groups import BEGINNING, NOW, described, frontier_at, group_id
 from cdc.log.inspection import newest_frontier
 from cdc.log.partitions import Partition
 
@@ -213,12 +211,7 @@ def start(
     """
     client, wanted = topics.admin(config), topics.groups_topic(config)
     topics.ensure(client, config, [wanted, topics.retries_topic(config)])
-    present = topics.describe(client, list(read))
-    if missing := set(read) - present.keys():
-        raise ConfigError(
-            f"there is no topic {min(missing)}",
-            hint="`cdc table list` lists the captured tables; `cdc setup` creates their topics",
-        )
+    present = described(client, read)
     for topic in read:
         if compaction.is_compacted(config, topic):
             raise ConfigError(
@@ -290,20 +283,14 @@ def _started_at(config: Config, at: Start) -> tuple[int, float]:
     newest = newest_frontier(config)
     if at == NOW:
         return (newest.seq, 0.0) if newest else (0, 0.0)
-    with closing(FrontierSearch(config)) as search:
-        if isinstance(at, LSN):
-            placed = search.newest_that(lambda record: record.lsn <= at)
-        elif isinstance(at, datetime):
-            at_us = at.astimezone(UTC).timestamp() * 1e6
-            placed = search.newest_that(lambda record: record.committed_at_us <= at_us)
-        else:
-            hint = "beginning, now, a time, an LSN"
-            raise ConfigError(f"a queue can't start at {at!r}", hint=hint)
-    if placed is None:
-        raise GapError(
-            f"the log no longer has the frontier at or before {at}",
-            hint="start at `beginning`, or read the archive: `cdc replay`",
-        )
+    if isinstance(at, LSN):
+        placed = frontier_at(config, at, lambda record: record.lsn <= at)
+    elif isinstance(at, datetime):
+        at_us = at.astimezone(UTC).timestamp() * 1e6
+        placed = frontier_at(config, at, lambda record: record.committed_at_us <= at_us)
+    else:
+        hint = "beginning, now, a time, an LSN"
+        raise ConfigError(f"a queue can't start at {at!r}", hint=hint)
     return placed.record.seq, max(0.0, time.time() - placed.published_ms / 1e3)
 
 
