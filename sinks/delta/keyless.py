@@ -2,27 +2,29 @@
 
 Inserts are appended. An update or a delete has the complete old row, of which there may be several
 equal ones: one of them is deleted. A missing old row was never in the log (a table that was added
-without its rows), and is ignored. `apply` rewrites the table, `replaced` reads none of it: rows are
-found by a hash of their values.
+without its rows), and is ignored. Columns that the source has dropped do not count: rows keep their
+values in them, and no old row has them. `apply` rewrites the table, `replaced` reads none of it:
+rows are found by a hash of their values.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from lockstep.sinks.delta import lake, layout
+from lockstep.sinks.delta.keys import is_value, odd_values
 from lockstep.sinks.delta.positions import RowsOfFile
 from lockstep.sinks.delta.work import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from deltalake import DeltaTable
 
-    from lockstep.sinks.contract import Changes
+    from lockstep.sinks.contract import Changes, Version
     from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.positions import DataFile, Positions
     from lockstep.sinks.delta.rows import ChangeBatch
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Id = TypeVar("Id", str, bytes)
 Place: TypeAlias = "tuple[DataFile, int]"
-
-_OURS: Final = {layout.SEQ, layout.COMMIT_LSN, layout.COMMITTED_AT}
 
 
 def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
@@ -94,11 +94,11 @@ def _filled(work: Work) -> ChangeBatch:
 def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
     """Return the indexes of the remaining rows: the stored rows, then the batch's."""
     places: defaultdict[str, list[int]] = defaultdict(list)
-    for place, row in enumerate(_values(stored)):
+    for place, row in enumerate(_values(stored, work)):
         places[row].append(place)
     many = rows.num_rows
-    old = _values(work.before.rows.filter(work.before.deleted)) if work.before else []
-    deletions, removed = _deletions(places, _values(rows), old, work)
+    old = _values(work.before.rows.filter(work.before.deleted), work) if work.before else []
+    deletions, removed = _deletions(places, _values(rows, work), old, work)
     left = [place for place in range(stored.num_rows) if place not in set(deletions)]
     return [*left, *(stored.num_rows + at for at in range(many) if at not in removed)]
 
@@ -129,11 +129,18 @@ def _deletions(
     return deletions, removed
 
 
-def _values(rows: pa.Table) -> list[str]:
+def dropped(names: Iterable[str], version: Version) -> frozenset[str]:
+    """Return those of a mirror's columns that a version of its table does not have."""
+    present = {column.name.casefold() for column in version.columns}
+    return frozenset(
+        name for name in names if name not in layout.OURS and name.casefold() not in present
+    )
+
+
+def _values(rows: pa.Table, work: Work) -> list[str]:
     """Return the text of each row's values, which identifies it."""
-    names = [name for name in rows.column_names if name not in _OURS]
+    names = [each for each in rows.column_names if is_value(each) and each not in work.dropped]
     columns = [rows[name].to_pylist() for name in names]
-    if layout.EXACT in names:
-        exact = columns[names.index(layout.EXACT)]
-        exact[:] = [each and sorted(each) for each in exact]
+    exact = names.index(layout.EXACT)
+    columns[exact] = odd_values(columns[exact], work.dropped)
     return [repr(row) for row in zip(*columns, strict=True)]

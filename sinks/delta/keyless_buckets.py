@@ -61,7 +61,8 @@ def halves(target: Target, changes: Changes, readers: dict[int, ColumnReader]) -
     for is_new, some in ((False, old_ones), (True, new_ones)):
         rows = changes._replace(changes=some)
         found = batch(rows if is_new else old_rows(rows), target.schema, readers)
-        for change, id_ in zip(some, delta_keys.hashes(found.rows).to_pylist(), strict=True):
+        hashes = delta_keys.hashes(found.rows, target.dropped)
+        for change, id_ in zip(some, hashes.to_pylist(), strict=True):
             data = _encode(change._replace(before=None)) if is_new else b""
             yield Half(id_, change.seq, is_new, data)
 
@@ -123,6 +124,6 @@ def hashed(target: Target, path: str) -> Iterator[pa.RecordBatch]:
             "path": pa.repeat(pa.scalar(path), count),
             "rows": pa.repeat(pa.scalar(many, pa.int64()), count),
             "data": places.cast(pa.binary()),
-            "id": delta_keys.hashes(rows),
+            "id": delta_keys.hashes(rows, target.dropped),
         }
         yield pa.RecordBatch.from_pydict(columns)

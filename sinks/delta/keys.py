@@ -21,7 +21,7 @@ from lockstep.sinks.delta.layout import EXACT, OURS, SEQ
 from lockstep.sinks.delta.rows import only
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from lockstep.sinks.delta.rows import ChangeBatch
 
@@ -62,27 +62,40 @@ def identities_of(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.A
     return _flat(table[key[0]])
 
 
-def hashes(rows: pa.Table) -> pa.Array:
+def hashes(rows: pa.Table, dropped: Collection[str] = ()) -> pa.Array:
     """Return a hash of each row's values, which identifies it: equal rows have equal ones.
 
     128 bits of BLAKE2b, so that nobody finds two rows with one hash. A column that is NULL does not
-    count: a stored row keeps its hash when a column is added. 0 and -0 are different values here,
-    as they are in the log.
+    count: a stored row keeps its hash when a column is added; nor do those that the source has
+    dropped. 0 and -0 are different values here, as they are in the log.
     """
-    names = sorted(name for name in rows.column_names if name not in OURS or name == EXACT)
+    names = sorted(each for each in rows.column_names if is_value(each) and each not in dropped)
     found = list[bytes]()
     for part in rows.select(names).to_batches(_HASHED_ROWS):
-        shown = [_shown(part.column(at), name) for at, name in enumerate(names)]
+        shown = [_shown(part.column(at), name, dropped) for at, name in enumerate(names)]
         texts = pc.binary_join_element_wise(*shown, _scalar(b"")).to_pylist()
         found += [blake2b(text, digest_size=_HASH_BYTES).digest() for text in texts]
     return pa.array(found, pa.binary())
 
 
-def _shown(values: pa.Array, name: str) -> pa.Array:
+def is_value(name: str) -> bool:
+    """Return whether a column of a mirror has values of the source."""
+    return name not in OURS or name == EXACT
+
+
+def odd_values(
+    exact: Iterable[list[tuple[str, str]] | None], dropped: Collection[str]
+) -> list[list[tuple[str, str]] | None]:
+    """Return rows' values of `_exact`, in one order, without those of dropped columns."""
+    kept = (row and sorted(each for each in row if each[0] not in dropped) for row in exact)
+    return [each or None for each in kept]
+
+
+def _shown(values: pa.Array, name: str, dropped: Collection[str]) -> pa.Array:
     """Return each value with its column's name, unambiguously; nothing for NULL."""
     if pa.types.is_map(values.type):  # it has no order
-        shown = [repr(sorted(each)).encode() if each else None for each in values.to_pylist()]
-        text = pa.array(shown, pa.binary())
+        odd = odd_values(values.to_pylist(), dropped)
+        text = pa.array([each and repr(each).encode() for each in odd], pa.binary())
     else:
         text = _as_bytes(values)
     marked = pc.binary_join_element_wise(

@@ -40,6 +40,7 @@ class Identity(NamedTuple):
 
     key: tuple[str, ...]  # empty: all values of the row
     is_history: bool
+    dropped: frozenset[str] = frozenset()  # columns that do not count among all values
 
     def columns(self, schema: pa.Schema, *, as_text: bool) -> list[str]:
         """Return the columns that show the identities of stored rows, and which rows have one."""
@@ -52,7 +53,7 @@ class Identity(NamedTuple):
     def of(self, rows: pa.Table, *, as_text: bool) -> pa.Array:
         """Return the identities of rows."""
         if not self.key:
-            return delta_keys.hashes(rows)
+            return delta_keys.hashes(rows, self.dropped)
         return delta_keys.identities_of(rows, self.key, as_text=as_text)
 
 

@@ -16,7 +16,7 @@ from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout, targets
 from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
 from lockstep.sinks.delta.columns import ColumnReader, wanted
-from lockstep.sinks.delta.keyless import old_rows
+from lockstep.sinks.delta.keyless import dropped, old_rows
 from lockstep.sinks.delta.lake import CommitInfo, ConflictError
 from lockstep.sinks.delta.rows import batch
 from lockstep.sinks.delta.work import Work
@@ -372,7 +372,7 @@ class Mirror:
             replaces=self.is_stale or is_emptied,
             is_history=is_history,
             truncates=tuple(each for each in truncates if each.seq > self.seq),
-        )
+        )._replace(dropped=dropped(self._stored.names, versions[-1]))
 
     def commit(self, target: Target, actions: Sequence[Action], applied: Applied) -> None:
         """Commit what tasks have written; raise ConflictError if the table has changed since."""
@@ -413,6 +413,7 @@ class Mirror:
             history=history,
             before=old,
             truncates=truncates,
+            dropped=frozenset() if key else dropped(schema.names, changes.version),
         )
 
     def apply(

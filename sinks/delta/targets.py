@@ -63,6 +63,7 @@ class Target(NamedTuple):
     files: Mapping[str, StoredFile]
     is_history: bool = False
     truncates: tuple[Change, ...] = ()  # of a history: those that end versions, in seq order
+    dropped: frozenset[str] = frozenset()  # columns that the source has no more
 
 
 class Piece(NamedTuple):

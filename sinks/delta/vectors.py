@@ -105,7 +105,7 @@ class Vectors:
             self._limit(mirror.loaded.table_uri, positions)
 
     def _positions(self, mirror: Mirror, work: Work) -> Positions:
-        uri, identity = mirror.loaded.table_uri, Identity(work.key, work.history)
+        uri, identity = mirror.loaded.table_uri, Identity(work.key, work.history, work.dropped)
         known = mirror.table_id, identity
         # Another table's thread may forget this one meanwhile.
         before, positions = self._by_table.get(uri, (None, Positions(identity)))

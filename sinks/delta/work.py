@@ -35,6 +35,7 @@ class Work(NamedTuple):
     history: bool  # every version of a row stays
     before: ChangeBatch | None = None  # for a table without a key: old rows, NULLs if there is none
     truncates: tuple[Change, ...] = ()  # for a history, which keeps the versions that they end
+    dropped: frozenset[str] = frozenset()  # without a key: columns that identify no row
 
     @property
     def is_special(self) -> bool:

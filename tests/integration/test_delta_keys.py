@@ -11,8 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import ConfigError
-from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
-from lockstep.sinks.contract import Change, Changes
+from lockstep.conformance.store import (
+    CLICKS,
+    LINES,
+    USERS,
+    Row,
+    applied,
+    apply,
+    change,
+    key,
+    row,
+)
+from lockstep.sinks.contract import Change, Changes, Column
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.lake import CommitInfo
@@ -61,6 +71,29 @@ def test_another_key_is_refused_until_the_table_is_emptied(tmp_path: Path, appli
         assert lake.ids() == {7: seq}
     with pytest.raises(ConfigError, match=r"another key now \(id\)"):
         apply(sink, 12, users(12, 1))
+
+
+@pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
+def test_a_row_without_a_key_is_found_after_its_column_was_dropped(
+    tmp_path: Path, applier: str
+) -> None:
+    """It keeps the column's value, which no later event has; also one that is in `_exact`."""
+    sink = Lake(tmp_path).sink(applier=applier)
+    at = Column("at", "date", 1082, -1, nullable=True)
+    dated = CLICKS._replace(columns=(*CLICKS.columns[:2], at))
+    later = dated._replace(schema_id=9, columns=dated.columns[:2])
+    rows: list[Row] = [{"id": n, "name": "c"} for n in (1, 2, 3)]
+    days = (20_000, "infinity", None)
+    first = [
+        change(dated, seq, each | {"at": day}, op="c")
+        for seq, (each, day) in enumerate(zip(rows, days, strict=True), 1)
+    ]
+    apply(sink, 3, Changes((dated,), first))
+    new = [change(later, 4, {"id": 1, "name": "new"}, before=rows[0])]
+    new += [change(later, 5 + n, None, before=rows[1 + n]) for n in range(2)]
+    apply(sink, 6, Changes((later,), new))
+    (left,) = (json.loads(text) for _, _, text in sink.contents(later))
+    assert left == {"id": 1, "name": "new"}
 
 
 def test_a_generation_brings_its_key_along(tmp_path: Path) -> None:
