@@ -6,6 +6,7 @@ Pure values and protocols, independent of any store. Bytes of rows and keys are 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
@@ -113,14 +114,23 @@ class Altered(NamedTuple):
         return _encode(new)
 
     def key(self, key: bytes) -> bytes:
-        """Return a row's key with the present names of its columns."""
-        names = {was: name for name, was in self.sources.items()}
-        return _encode({names.get(name, name): value for name, value in _decode(key).items()})
+        """Return an older row's key as later events of it have it."""
+        columns, new = {each.was: each for each in self.columns}, dict[str, msgspec.Raw]()
+        for was, value in _decode(key).items():
+            name, _, _, as_text = columns.get(was) or AlteredColumn(was, was)
+            new[name] = _as_text(value) if as_text else value
+        return _encode(new)
 
-    def former_key(self, key: bytes) -> bytes:
-        """Return a row's key with the former names of its columns."""
-        names = self.sources
-        return _encode({names.get(name, name): value for name, value in _decode(key).items()})
+    def former_key(self, key: bytes) -> bytes | None:
+        """Return a row's key as older events of it have it; None if no older row can have it."""
+        columns, old = {each.name: each for each in self.columns}, dict[str, msgspec.Raw]()
+        for name, value in _decode(key).items():
+            _, was, _, as_text = columns.get(name) or AlteredColumn(name, name)
+            number = _INTEGER.fullmatch(bytes(value)) if as_text else None
+            if as_text and number is None:
+                return None
+            old[was or name] = value if number is None else msgspec.Raw(number[1])
+        return _encode(old)
 
     def renamed(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the present names of columns, without those that were dropped."""
@@ -140,6 +150,8 @@ class Altered(NamedTuple):
 
 _decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
+# The text that `_as_text` makes of an integer.
+_INTEGER: Final = re.compile(rb'"(0|-?[1-9][0-9]*)"')
 
 
 def _as_text(number: msgspec.Raw) -> msgspec.Raw:

@@ -55,7 +55,13 @@ def _changes(sink: Generations, altered: Altered) -> Iterator[Change]:
 
 
 def _expect_same_key(altered: Altered) -> None:
-    """Raise ConfigError if a column of the key has another name: rows are found by it."""
+    """Raise ConfigError if keys are written in another way: rows are found by them.
+
+    A column of the key has another name, or its numbers are texts.
+    """
     version = altered.version
-    if version.key and altered.before.key and altered.renamed(altered.before.key) != version.key:
+    if not version.key or not altered.before.key:
+        return
+    is_text = any(each.as_text and each.name in version.key for each in altered.columns)
+    if is_text or altered.renamed(altered.before.key) != version.key:
         raise key_changed(version)

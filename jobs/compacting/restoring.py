@@ -25,6 +25,7 @@ from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.schemas import key_form
 from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def unreadable(config: Config, older: OlderEvents, topics: frozenset[str]) -> li
     versions = older.every_version().values()
     for topic in sorted(topics):
         table = names.table_name(config.prefix, topic)
-        keys = {each.key for each in versions if each.topic == topic}
+        keys = {key_form(each) for each in versions if each.topic == topic}
         if len(keys) > 1:
             found.append(f"{table} had another key before")
         if config.selection.of(names.table_of(config.prefix, topic)).snapshot == "direct":

@@ -5,7 +5,7 @@ A version's record is in the log before its events, so one read of the topic fin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
+
+
+_INTEGERS: Final = ("int2", "int4", "int8")
 
 
 def version(record: SchemaRecord) -> Version:
@@ -45,6 +48,16 @@ def version(record: SchemaRecord) -> Version:
         ),
         values=msgspec.to_builtins(record.values or Values()),
     )
+
+
+def key_form(table: SchemaRecord | Version) -> tuple[tuple[str, bool], ...]:
+    """Return the key's columns, and which of them the log writes as integers.
+
+    Two versions with one form write the same key for a row. An integer becomes a text with the same
+    digits, and another key.
+    """
+    integers = {each.name for each in table.columns if each.type in _INTEGERS and each.mask is None}
+    return tuple((name, name in integers) for name in table.key)
 
 
 class Schemas:

@@ -317,7 +317,8 @@ class DeltaSink:
         altered = self._altered.get(self._place(version), [])
         before, asked = version, list(keys)
         for each in reversed(altered):
-            before, asked = each.before, [each.former_key(key) for key in asked]
+            former = map(each.former_key, asked)
+            before, asked = each.before, [key for key in former if key is not None]
         stored = self._stored_rows(before, asked)
         for each in altered:
             stored = {each.key(key): each.row(row) for key, row in stored.items()}
