@@ -148,6 +148,15 @@ class Altered(NamedTuple):
         )
 
 
+def renamed_key(version: Version, altered: Iterable[Altered]) -> tuple[str, ...]:
+    """Return a version's key by the names that its columns have after later alterations."""
+    key = version.key
+    for each in altered:
+        if each.version.schema_id > version.schema_id:
+            key = each.renamed(key)
+    return key
+
+
 _decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
 # The text that `_as_text` makes of an integer.
@@ -410,11 +419,14 @@ class WrittenByTasks(Protocol):
         reached: int,
         truncated: int | None,
         truncates: Sequence[Change] = (),
+        altered: Sequence[Altered] = (),
     ) -> Any | None:  # noqa: ANN401 - the store's own
         """Return what tasks need to write a table's part of a cut up to `reached`.
 
         `truncates` are all of a table with a history, of which `truncated` is the last one's seq.
-        None if the changes must be passed to `write` instead.
+        The stored rows are changed as `altered` describes; tasks get the changes as the last of
+        these leaves them. None, with nothing changed, if the changes must be passed to `write` and
+        `alter` instead.
         """
         ...
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark import StorageLevel
 
 from lockstep.jobs.apply import buckets as by_key
+from lockstep.jobs.apply.cut_events import among, prepared
 from lockstep.jobs.cuts.by_key import every
 from lockstep.jobs.cuts.pieces import pieces
 from lockstep.jobs.spark.map_in_arrow import in_arrow
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, Row
 
-    from lockstep.jobs.apply.buckets import TableShare
+    from lockstep.jobs.apply.cut_events import TableShare
     from lockstep.jobs.cuts.reduce import Bounds
     from lockstep.sinks.contract import Change, Version
     from lockstep.sinks.delta.actions import Action
@@ -50,43 +51,27 @@ def write(
     letters: DataFrame | None = None,
 ) -> dict[str, list[Action]]:
     """Write the events of these topics; return each one's actions. As `buckets.write`."""
-    events = events.where("key IS NULL").selectExpr("topic", "key", "value", f"{by_key.SEQ} seq")
-    for topic, share in shares.items():
-        if share.truncated is not None:
-            named = by_key.quoted(topic)
-            events = events.where(f"NOT (topic = {named} AND seq <= {share.truncated})")
-    columns = ["topic", "key", "value"]
-    if letters is not None:
-        events = by_key.with_letters(events, letters)
-        columns.append("letter")
     size = sum(share.bytes for share in shares.values())
     tasks = max(1, -(-size // by_key.TASK_BYTES))
     ordered = (
-        events.repartitionByRange(tasks, "topic", "seq")
+        prepared(events, shares, letters)
+        .repartitionByRange(tasks, "topic", "seq")
         .sortWithinPartitions("topic", "seq")
-        .select(*columns)
+        .select("topic", "key", "value")
     )
     found: dict[str, list[Action]] = {topic: [] for topic in shares}
     added = {topic: share for topic, share in shares.items() if not share.has_old}
     if added:
-        mine = ordered.where(_among(added))
+        mine = ordered.where(among(added))
         for row in in_arrow(mine, partial(_added, added, bounds), by_key.ACTIONS).collect():
             found[row.place].append(json.loads(bytes(row.action)))
     replaced = {topic: share for topic, share in shares.items() if share.has_old}
     if replaced:
         of_place = {share.target.place: topic for topic, share in replaced.items()}
-        mine = ordered.where(_among(replaced))
-        for row in _replaced(mine, replaced, bounds, max(tasks, _cores(events))):
+        mine = ordered.where(among(replaced))
+        for row in _replaced(mine, replaced, bounds, max(tasks, by_key.cores(events))):
             found[of_place[row.place]].append(json.loads(bytes(row.action)))
     return found
-
-
-def _among(topics: Iterable[str]) -> str:
-    return f"topic IN ({', '.join(map(by_key.quoted, topics))})"
-
-
-def _cores(frame: DataFrame) -> int:
-    return frame.sparkSession.sparkContext.defaultParallelism
 
 
 def _replaced(

@@ -10,9 +10,9 @@ or with a truncate, changed keys whose columns were not sent, dead letters, hist
 seq and go through the driver, in pieces.
 
 Delta mirrors are written by tasks that have some of the keys each (`jobs.apply.buckets`), or some
-of the rows if there is no key (`jobs.apply.keyless`). Events that these can't reduce, and tables
-that the cut alters, go through the driver: there the sink gathers them, and holds the cut's change
-of each key, or of a history every change.
+of the rows if there is no key (`jobs.apply.keyless`). Events that these can't reduce go through the
+driver: there the sink gathers them, and holds the cut's change of each key, or of a history every
+change.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cdc.log.partitions import Partition
     from cdc.log.ranges import RangeReader
     from lockstep.jobs.apply.applying import Applying
+    from lockstep.jobs.apply.cut_events import TableShare
     from lockstep.jobs.cuts.cutting import Cut, CutPart
     from lockstep.jobs.cuts.dead_letters import CutLetters
     from lockstep.jobs.cuts.pieces import Piece
@@ -138,10 +139,10 @@ class Large:
             failpoints.reach("follow_read")
             for topic in altered:
                 plain_count = tables.get(topic) or self._counted(cut, topic, [])
-                tables[topic] = plain_count._replace(in_order=True, by_key=False)
+                tables[topic] = plain_count._replace(in_order=True)
             versions = [each for counted in tables.values() for each in counted.versions]
             self._applying.begin(cut.seq, versions, altered.values())
-            by_key = self._write_by_key(cut, parts, tables)
+            by_key = self._write_by_key(cut, parts, tables, altered)
             left = [part for part in parts if part.topic not in by_key]
             plain = [part for part in left if not tables[part.topic].in_order]
             if self._sink.parallel:
@@ -223,7 +224,11 @@ class Large:
     # -- the second --------------------------------------------------------------------------------
 
     def _write_by_key(
-        self, cut: Cut, parts: list[CutPart], tables: Mapping[str, Counted]
+        self,
+        cut: Cut,
+        parts: list[CutPart],
+        tables: Mapping[str, Counted],
+        altered: Mapping[str, Sequence[Altered]],
     ) -> set[str]:
         """Write the tables whose files tasks can write; return their topics."""
         sink = self._sink
@@ -231,16 +236,7 @@ class Large:
             return set()
         from lockstep.jobs.apply import buckets, keyless  # noqa: PLC0415 - of the extra `spark`
 
-        shares = {}
-        for topic, counted in tables.items():
-            if counted.by_key and counted.versions:
-                truncates = self._truncates(cut, parts, topic, counted)
-                target = sink.target(counted.versions, cut.seq, counted.truncated, truncates)
-                if target is not None:
-                    known = self._schemas.known(topic)
-                    shares[topic] = buckets.TableShare(
-                        target, known, counted.truncated, counted.bytes, counted.old
-                    )
+        shares = self._shares(sink, cut, parts, tables, altered)
         if shares:
             self._limit_batches(cut, tables)
             letters = None
@@ -259,6 +255,36 @@ class Large:
                 for topic, actions in write(events, some, bounds, letters).items():
                     sink.stage(shares[topic].target, actions)
         return set(shares)
+
+    def _shares(
+        self,
+        sink: WrittenByTasks,
+        cut: Cut,
+        parts: list[CutPart],
+        tables: Mapping[str, Counted],
+        altered: Mapping[str, Sequence[Altered]],
+    ) -> dict[str, TableShare]:
+        """Return the parts of the cut that tasks can write, by topic."""
+        from lockstep.jobs.apply.cut_events import TableShare  # noqa: PLC0415 - of the extra `spark`
+
+        shares = {}
+        for topic, counted in tables.items():
+            if counted.by_key and counted.versions:
+                its, truncates = altered.get(topic, ()), self._truncates(cut, parts, topic, counted)
+                target = sink.target(counted.versions, cut.seq, counted.truncated, truncates, its)
+                if target is not None:
+                    every = (*counted.versions, *(each.version for each in its))
+                    newest = max(each.schema_id for each in every)
+                    known = self._schemas.known(topic)
+                    shares[topic] = TableShare(
+                        target,
+                        {id_: each for id_, each in known.items() if id_ <= newest},
+                        counted.truncated,
+                        counted.bytes,
+                        counted.old,
+                        its,
+                    )
+        return shares
 
     def _truncates(
         self, cut: Cut, parts: list[CutPart], topic: str, counted: Counted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.log.records import ALTERED, Alteration, alteration_of
-from lockstep.jobs.cuts.reduce import parsed
+from lockstep.jobs.cuts.reduce import NULL, CutEvent, encode_row, parsed
 from lockstep.sinks.contract import Altered, AlteredColumn
 
 if TYPE_CHECKING:
@@ -57,6 +57,28 @@ def alterations(
             before, after = (by_id[each] for each in ids)
             found.setdefault(topic, []).append(Altered(seq, before, after, columns))
     return found
+
+
+def as_altered(
+    key: bytes | None, value: bytes, altered: Sequence[Altered]
+) -> tuple[bytes | None, bytes, int]:
+    """Return an event's key and value as the alterations after it leave them, and its version."""
+    event = parsed(value)
+    later = [each for each in altered if each.seq > event.source.seq]
+    for each in later:
+        source = msgspec.structs.replace(
+            event.source,
+            unchanged=each.renamed(event.source.unchanged),
+            schema_id=each.version.schema_id,
+        )
+        before, after = _row(each, event.before), _row(each, event.after)
+        event = CutEvent(event.op, source, before, after)
+        key = key and each.key(key)
+    return key, encode_row(event) if later else value, event.source.schema_id
+
+
+def _row(altered: Altered, row: msgspec.Raw) -> msgspec.Raw:
+    return row if bytes(row) == NULL else msgspec.Raw(altered.row(bytes(row)))
 
 
 def altered_last(messages: Events, topic: str) -> int:

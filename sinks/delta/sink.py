@@ -26,8 +26,23 @@ import pyarrow.compute as pc
 
 from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
 from cdc.events import table_name, unescaped_table
-from lockstep.sinks.contract import Applied, Change, Changes, StoreState, expect_tables
-from lockstep.sinks.delta import actions, buckets, erasing, generations, lake, layout
+from lockstep.sinks.contract import (
+    Applied,
+    Change,
+    Changes,
+    StoreState,
+    expect_tables,
+    renamed_key,
+)
+from lockstep.sinks.delta import (
+    actions,
+    buckets,
+    erasing,
+    generations,
+    key_forms,
+    lake,
+    layout,
+)
 from lockstep.sinks.delta import json as delta_json
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
@@ -189,18 +204,23 @@ class DeltaSink:
         reached: int,
         truncated: int | None,
         truncates: Sequence[Change] = (),
+        altered: Sequence[Altered] = (),
     ) -> Target | None:
         """Return the mirror as tasks need it; None if its changes are for `write`."""
-        mine, version = self._settings, versions[-1]
+        mine, every = self._settings, [*versions, *(each.before for each in altered)]
+        if altered:
+            last = altered[-1].version
+            versions = [last, *(each for each in versions if each.schema_id > last.schema_id)]
+        version = versions[-1]
         is_history = version.name in mine.history
-        masks = {column.mask for each in versions for column in each.columns}
+        masks = {column.mask for each in (*every, version) for column in each.columns}
         if (
             not self._keeps(version)
             or (mine.soft and version.key and not is_history)
             or (is_history and truncated is not None and not truncates)
             or mine.applier not in {"auto", "vectors"}
             # Another key, which only a truncate allows; a type that only rows show.
-            or any(each.key != version.key for each in versions)
+            or any(renamed_key(each, altered) != version.key for each in every)
             or "fixed" in masks
         ):
             return None
@@ -208,9 +228,9 @@ class DeltaSink:
         mirror = self.mirrors[place]
         if mirror.seq >= reached or not actions.is_plain(mirror.table):
             return None
+        mirror.alter([each for each in altered if each.seq > mirror.seq])
         target = mirror.target(place, versions, truncated, truncates)
-        # The changes of a history's row must all be in one task.
-        return target if not is_history or _are_distinct(target) else None
+        return target._replace(keys_vary=is_history and key_forms.vary(target.schema, versions))
 
     def stage(self, target: Target, actions: Sequence[Action]) -> None:
         """Take the actions of the files that tasks have written, for the mirror's commit."""
@@ -471,12 +491,6 @@ def keeper_of(settings: DeltaSettings, generation: int) -> Keeper:
         settings.is_direct,
         settings.large,
     )
-
-
-def _are_distinct(target: Target) -> bool:
-    """Return whether two keys of the log are never the same row's, as 0 and -0 are."""
-    kinds = [target.schema.field(name).type for name in target.key]
-    return not any(pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds)
 
 
 def _without_deleted(rows: pa.Table) -> pa.Table:

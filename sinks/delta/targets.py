@@ -64,6 +64,7 @@ class Target(NamedTuple):
     is_history: bool = False
     truncates: tuple[Change, ...] = ()  # of a history: those that end versions, in seq order
     dropped: frozenset[str] = frozenset()  # columns that the source has no more
+    keys_vary: bool = False  # of a history: the log may have several keys of one row
 
 
 class Piece(NamedTuple):

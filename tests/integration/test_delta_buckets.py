@@ -18,6 +18,7 @@ from cdc.errors import ConfigError
 from lockstep.conformance.store import CLICKS, USERS, applied, apply, change, key, row
 from lockstep.jobs.apply import buckets as executors
 from lockstep.jobs.apply import keyless
+from lockstep.jobs.apply.cut_events import TableShare
 from lockstep.jobs.cuts.reduce import Bounds
 from lockstep.jobs.reading_as_of import read_as_of
 from lockstep.sinks.contract import Change, Changes, Column
@@ -157,7 +158,7 @@ def test_what_tasks_do_not_write_is_for_the_driver(
 
 
 def test_tasks_write_a_history_if_its_truncates_are_known(tmp_path: Path) -> None:
-    """And if no row has two keys in the log, as one of 0 and -0 has."""
+    """Of a row with two keys in the log, as one of 0 and -0 has, one task needs both."""
     prices = USERS._replace(
         table="prices",
         topic="shop.public.prices",
@@ -169,12 +170,15 @@ def test_tasks_write_a_history_if_its_truncates_are_known(tmp_path: Path) -> Non
     target = sink.target([USERS], 9, None)
     assert target is not None
     assert target.is_history
+    assert not target.keys_vary
     assert sink.target([USERS], 9, 8) is None
     truncate = Change(None, 8, None, USERS.schema_id, 1, 1, op="t")
     ended = sink.target([USERS], 9, 8, [truncate])
     assert ended is not None
     assert not ended.replaces
-    assert sink.target([prices], 9, None) is None
+    target = sink.target([prices], 9, None)
+    assert target is not None
+    assert target.keys_vary
 
 
 def test_of_equal_rows_without_a_key_a_delete_takes_one(tmp_path: Path) -> None:
@@ -188,7 +192,7 @@ def test_of_equal_rows_without_a_key_a_delete_takes_one(tmp_path: Path) -> None:
         assert target is not None
         deleted = Changes((CLICKS,), [clicked(seq, None, click)])
         halves = keyless_buckets.halves(target, deleted, {})
-        share = executors.TableShare(target, {CLICKS.schema_id: CLICKS}, None, 0)
+        share = TableShare(target, {CLICKS.schema_id: CLICKS}, None, 0)
         ((wanted, is_taken),) = keyless.resolved(share, halves)
         assert is_taken
         stored = [
@@ -260,7 +264,7 @@ def test_executors_complete_events_from_their_dead_letters(
     sink.begin(400, [USERS])
     target = sink.target([USERS], 400, None)
     assert target is not None
-    share = executors.TableShare(target, {1: USERS}, None, 0)
+    share = TableShare(target, {1: USERS}, None, 0)
     shares = {USERS.topic: share}
     found = executors.write(events, shares, Bounds(300, 400), letters)
     sink.stage(target, found[USERS.topic])

@@ -1,4 +1,4 @@
-"""Large cuts of histories and rows without a key: executors write what small cuts write."""
+"""Large cuts of histories, rows without a key and altered tables: what small cuts write."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cdc.errors import Exit
 from lockstep.jobs.apply import large
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.reading_as_of import read_as_of_arrow
-from lockstep.sinks.contract import Changes
+from lockstep.sinks.contract import Altered, Changes
 from lockstep.sinks.delta.layout import COMMIT_LSN, COMMITTED_AT, SEQ
 from lockstep.sinks.delta.sink import DeltaSink
-from tests.fixtures.daemon import NewPipeline
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed, small_cuts
 from tests.integration.test_following import TABLES
 
@@ -68,6 +68,51 @@ def versions(path: Path, name: str) -> list[str]:
     return sorted(str(sorted(row.items())) for row in rows.to_pylist())
 
 
+# Floats of which Postgres takes 0 and -0 for one key, and tables that the cut alters between rows:
+# columns come, get other names and types, and one takes the name of another.
+PRICES = "CREATE TABLE prices (at float8, n numeric(6,2), name text, PRIMARY KEY (at, n))"
+ALTERED_HISTORY = ["public.users", "public.prices"]
+ALTERING = (
+    (
+        "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) FROM generate_series(1, 100) g",
+        "INSERT INTO lines SELECT g % 7, g, 'n' || g FROM generate_series(1, 100) g",
+        "INSERT INTO clicks SELECT g % 50, 'c' FROM generate_series(1, 100) g",
+        "INSERT INTO prices SELECT g / 2.0, g, 'n' || g FROM generate_series(1, 60) g",
+        "INSERT INTO prices VALUES ('0', 0, 'zero'), ('NaN', 'NaN', 'odd'), ('-inf', 1.5, 'odd')",
+    ),
+    (
+        "UPDATE users SET name = 'before' WHERE id % 3 = 0",
+        "UPDATE lines SET name = 'before' WHERE no % 3 = 0",
+        "UPDATE clicks SET name = 'before' WHERE id % 3 = 0",
+        "ALTER TABLE users RENAME name TO called; ALTER TABLE users ADD note text DEFAULT 'd'",
+        "ALTER TABLE lines RENAME no TO number; ALTER TABLE lines ALTER id TYPE bigint",
+        "ALTER TABLE clicks RENAME name TO label; ALTER TABLE clicks ADD n int DEFAULT 7",
+        "UPDATE users SET called = called || 'after' WHERE id % 2 = 0",
+        "UPDATE users SET note = NULL WHERE id % 5 = 0",
+        "DELETE FROM users WHERE id % 7 = 0",
+        "UPDATE lines SET number = number + 10 WHERE id % 5 = 0",
+        "DELETE FROM lines WHERE number = 1",
+        "UPDATE clicks SET n = 8 WHERE id % 2 = 0",
+        "DELETE FROM clicks WHERE id = 5",
+        "UPDATE prices SET at = '-0', name = 'minus' WHERE at = 0",
+        "UPDATE prices SET name = name || 'u'",
+        "UPDATE prices SET at = '0', name = 'plus' WHERE at = 0",
+        "DELETE FROM prices WHERE at = 'NaN'; INSERT INTO prices VALUES ('NaN', 'NaN', 'new')",
+    ),
+    (
+        "UPDATE users SET called = 'before'",
+        "UPDATE prices SET name = 'before' WHERE n > 30",
+        "ALTER TABLE users DROP note; ALTER TABLE users ADD note int DEFAULT 3",
+        "ALTER TABLE prices RENAME at TO price; ALTER TABLE prices ALTER n TYPE numeric(8,2)",
+        "ALTER TABLE lines ALTER number TYPE text",
+        "UPDATE users SET note = 4 WHERE id % 4 = 0",
+        "UPDATE prices SET name = 'after', n = n + 100 WHERE n < 20",
+        "UPDATE prices SET price = '-0' WHERE price = 0",
+        "UPDATE lines SET name = 'after'",
+    ),
+)
+
+
 @pytest.mark.slow
 def test_executors_write_what_small_cuts_write(
     spark: SparkSession,
@@ -79,44 +124,83 @@ def test_executors_write_what_small_cuts_write(
 
     A follower that ends between the tasks' files and their commit repeats the cut.
     """
+    made = followed_twice(pipeline, tmp_path, monkeypatch, HISTORY, *TABLES)
+    expect_alike(Followed(made, spark), tmp_path, monkeypatch, WRITES, killed_at=2)
+
+
+@pytest.mark.slow
+def test_executors_write_tables_that_the_cut_alters(
+    spark: SparkSession,
+    pipeline: NewPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And histories whose keys are floats and numbers with decimals; the driver gathers nothing."""
+    made = followed_twice(pipeline, tmp_path, monkeypatch, ALTERED_HISTORY, *TABLES, PRICES)
+    expect_alike(Followed(made, spark), tmp_path, monkeypatch, ALTERING, killed_at=1)
+    users = read_as_of_arrow(str(tmp_path / "large"), ["public.users"]).tables["public.users"]
+    assert {"called", "note"} < {*users.column_names}
+    assert "name" not in users.column_names
+    assert {3, 4} < {*users["note"].to_pylist()}, "3 is in no event"
+
+
+def followed_twice(
+    pipeline: NewPipeline,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    history: list[str],
+    *tables: str,
+) -> PipelineUnderTest:
+    """Return a pipeline with a follower of large cuts and one of small ones."""
     small_cuts(monkeypatch, 40)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 25)
     monkeypatch.setattr(large, "SORTED_BYTES", 4_000)
-    lakes = {name: tmp_path / name for name in ("large", "small")}
     made = pipeline(
-        *TABLES,
+        *tables,
         followers={
-            name: {
-                "delta": {"path": str(path), "history": HISTORY},
-                "max_events": 40 if name == "large" else 100_000,
-            }
-            for name, path in lakes.items()
+            name: {"delta": {"path": str(folder / name), "history": history}, "max_events": most}
+            for name, most in (("large", 40), ("small", 100_000))
         },
         log={"kafka": {"message.max.bytes": 60_000}},
     )
     made.start().wait_ready()
-    everyone = Followed(made, spark)
+    return made
+
+
+def expect_alike(
+    everyone: Followed,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writes: tuple[tuple[str, ...], ...],
+    killed_at: int,
+) -> None:
+    """Expect both followers to write the same, and the sink of the large cuts to gather nothing."""
     everyone.follow("large", "small")
     gathered: list[str] = []
-    write = DeltaSink.write
+    write, alter = DeltaSink.write, DeltaSink.alter
 
     def recorded(sink: DeltaSink, changes: Changes) -> int:
         if changes.changes:
             gathered.append(changes.version.name)
         return write(sink, changes)
 
-    for number, statements in enumerate(WRITES):
-        with made.database.connect() as connection, connection.transaction():
+    def altered(sink: DeltaSink, its: Altered) -> None:
+        gathered.append(its.version.name)
+        alter(sink, its)
+
+    for number, statements in enumerate(writes):
+        with everyone.pipeline.database.connect() as connection, connection.transaction():
             for each in statements:
                 connection.execute(each.encode())
         with monkeypatch.context() as patched:
             patched.setattr(DeltaSink, "write", recorded)
-            if number == 2:
+            patched.setattr(DeltaSink, "alter", altered)
+            if number == killed_at:
                 killed(everyone, patched)
             everyone.follow("large")
         everyone.follow("small")
-        for name in (*HISTORY, "public.clicks"):
-            assert versions(lakes["large"], name) == versions(lakes["small"], name)
+        for name in sorted(each.name for each in (folder / "small").glob("public.*")):
+            assert versions(folder / "large", name) == versions(folder / "small", name)
     assert gathered == []
 
 

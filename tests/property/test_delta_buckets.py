@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,42 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.events import LSN
-from cdc.log.dead_letters import chunk_key
-from lockstep.jobs.apply import buckets as executors
-from lockstep.jobs.apply import keyless
 from lockstep.jobs.apply.applying import Applying
-from lockstep.jobs.apply.buckets import TableShare, complete, files_to_end, written
-from lockstep.jobs.cuts.by_key import every
+from lockstep.jobs.apply.cut_events import TableShare
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.jobs.cuts.schemas import version
-from lockstep.sinks.contract import Applied, Change, Version
-from lockstep.sinks.delta import buckets, keyless_buckets, targets
+from lockstep.sinks.contract import Applied, Version
 from lockstep.sinks.delta.layout import COMMIT_LSN, COMMITTED_AT, SEQ
 from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
-from lockstep.sinks.delta.targets import Piece, Target
 from tests.fixtures.seeds import examples
+from tests.property.delta_tasks import TINY, by_tasks, letters_of, truncates_of
 from tests.property.followed_world import LINES, USERS, Record, World
 from tests.property.stream import PREFIX
 from tests.property.test_delta_appliers import seen
-from tests.property.test_reduce import DEAD, Cuts, Following, Partitions, by_table, made
+from tests.property.test_reduce import Cuts, Following, Partitions, by_table, made
 
-# Limits at which each history has several tasks, pieces, flushes and reads of a file.
-TINY = ((executors, "PIECE_EVENTS"), (targets, "HELD_BYTES"), (targets, "KEYS_AT_ONCE"),
-        (targets, "ROWS_AT_ONCE"))  # fmt: skip
 HISTORY = frozenset({"public.users", "public.lines"})
-
-
-Letters = dict[str, list[dict[str, Any]]]
-
-
-def letters_of(records: list[Record]) -> Letters:
-    """Return the records of each dead letter, as the join with their pointers has them."""
-    found: Letters = {}
-    for record in records:
-        if record.topic == DEAD:
-            found.setdefault(chunk_key(record.key).id, []).append(record._asdict())
-    return found
 
 
 class Tasks:
@@ -92,7 +70,8 @@ class Tasks:
         for topic, partitions in by_table(records).items():
             share = self.share(topic, partitions, bounds) if is_large else None
             if share is not None:
-                self.by_tasks(share, partitions, bounds, letters_of(records))
+                letters = letters_of(records)
+                by_tasks(self.sink, share, partitions, bounds, self.chance, letters)
                 continue
             name = self.known[topic].name
             table = self.applying.reduce(topic, partitions, bounds, name=name, letter=letter)
@@ -105,100 +84,12 @@ class Tasks:
         if any(event.op == "c" and event.source.unchanged for event in events):
             return None
         target = self.sink.target(
-            [self.known[topic]], bounds.upto, truncated, self.truncates(partitions, bounds)
+            [self.known[topic]], bounds.upto, truncated, truncates_of(partitions, bounds)
         )
         ids = {event.source.schema_id for event in events}
         versions = {each.schema_id: each for each in self.versions(topic, ids)}
         has_old = any(event.op in {"u", "d"} for event in events)
         return target and TableShare(target, versions, truncated, 0, has_old)
-
-    @staticmethod
-    def truncates(partitions: Partitions, bounds: Bounds) -> list[Change]:
-        """Return the truncates, in the order of their seqs, as `Large` reads them."""
-        events = [
-            (key, value)
-            for part in partitions
-            for key, value in zip(*part, strict=True)
-            if parsed(value).op == "t"
-        ]
-        keys, values = [key for key, _ in events], [value for _, value in events]
-        return [each for found in every([(keys, values)], bounds) for each in found]
-
-    def by_tasks(
-        self, share: TableShare, partitions: Partitions, bounds: Bounds, letters: Letters
-    ) -> None:
-        """Do what `jobs.apply.buckets.write` has Spark do."""
-        if not share.target.key:
-            self.keyless(share, partitions, bounds, letters)
-            return
-        tasks, is_history = self.chance.randint(1, 4), share.target.is_history
-        shuffled: list[list[tuple[bytes, int, bytes]]] = [[] for _ in range(tasks)]
-        for keys, values in partitions:
-            for key, value in zip(keys, values, strict=True):
-                source = parsed(value).source
-                seq = source.seq
-                if key is not None and (is_history or seq >= (share.truncated or 0)):
-                    full = complete(value, letters[source.dead.id] if source.dead else None)
-                    shuffled[zlib.crc32(key) % tasks].append((key, seq, full))
-        found: list[Piece] = files_to_end(share.target)
-        for each in shuffled:
-            records = ((key, value) for key, _, value in sorted(each))
-            found += written(share, bounds, records)
-        found.sort(key=lambda piece: (piece.place, piece.path))
-        marked = buckets.marked({share.target.place: share.target}, found)
-        actions = [json.loads(action) for _, action in marked]
-        self.sink.stage(share.target, actions)
-
-    def keyless(
-        self, share: TableShare, partitions: Partitions, bounds: Bounds, letters: Letters
-    ) -> None:
-        """Do what `jobs.apply.keyless.write` has Spark do."""
-        target = share.target
-        records = self.ordered(share, partitions, letters)
-        changes = list(keyless.changes_of(share, bounds, ((None, value) for value in records)))
-        if not share.has_old:
-            added = keyless.written(share, [each for some in changes for each in some.changes])
-            self.sink.stage(target, [json.loads(action) for action in added])
-            return
-        halves = [half for some in changes for half in keyless_buckets.halves(target, some, {})]
-        halves.sort(key=lambda half: (half.id, -half.seq, not half.is_new))
-        tasks = self.chance.randint(1, 3)
-        found = [
-            each
-            for task in range(tasks)
-            for each in keyless.resolved(
-                share, (half for half in halves if half.id[0] % tasks == task)
-            )
-        ]
-        pieces = [piece for piece, is_taken in found if not is_taken]
-        pieces += self.taken(target, {piece.data: piece.rows for piece, is_ in found if is_})
-        pieces.sort(key=lambda piece: (piece.place, piece.path))
-        marked = buckets.marked({target.place: target}, pieces)
-        self.sink.stage(target, [json.loads(action) for _, action in marked])
-
-    @staticmethod
-    def ordered(share: TableShare, partitions: Partitions, letters: Letters) -> list[bytes]:
-        """Return the events that no truncate removes, in the order of their seqs."""
-        found: list[tuple[int, bytes]] = []
-        for value in (value for _, values in partitions for value in values):
-            source = parsed(value).source
-            if source.seq > (share.truncated or 0):
-                dead = letters[source.dead.id] if source.dead else None
-                found.append((source.seq, complete(value, dead)))
-        return [value for _, value in sorted(found)]
-
-    @staticmethod
-    def taken(target: Target, wanted: dict[bytes, int]) -> list[Piece]:
-        """Return the stored rows to delete, by their hashes."""
-        found: list[Piece] = []
-        for path in [] if target.replaces else target.files:
-            for rows in keyless_buckets.hashed(target, path):
-                for row in rows.to_pylist():
-                    hashed = row.pop("id")
-                    if wanted.get(hashed, 0):
-                        wanted[hashed] -= 1
-                        found.append(Piece(**row))
-        return found
 
     def expect(self, state: dict[str, Any]) -> None:
         for topic in (USERS, LINES):
