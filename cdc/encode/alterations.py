@@ -13,9 +13,10 @@ which column is which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cdc.config.value_options import Values
+from cdc.decode.types import BY_OID, ValueKind, numeric_size
 from cdc.encode.values import NUMBER, QUOTED, TEXT, form
 from cdc.log.records import Alteration, ColumnAlteration
 
@@ -26,15 +27,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
-# By their oids, which are the same in every Postgres.
-_INTEGERS: Final = (21, 23, 20)  # smallint, integer, bigint: each holds those before it
-_TEXTS: Final = frozenset({25, 1043})  # text, varchar
-_NUMERIC: Final = 1700
-_VARCHAR: Final = 1043
-_EXACT: Final = frozenset({*_INTEGERS, 2950})  # with one text a value: these, and uuid
-# Of these types a modifier only limits how many digits or characters are kept.
-_LIMITED: Final = frozenset({_VARCHAR, 1083, 1114, 1184, 1266, 1562})
-_HEADER: Final = 4  # what a modifier of numeric and varchar adds to the number that it holds
+_EXACT: Final = {ValueKind.INTEGER, ValueKind.UUID}  # with one text a value
 # Longer ones stay out of the log: a message must fit into its topic.
 MOST_MISSING: Final = 100_000
 
@@ -175,11 +168,6 @@ def _unknown_value(
     return ""
 
 
-class _Numeric(NamedTuple):
-    precision: int
-    scale: int
-
-
 def _conversion(old: str, new: str) -> str | None:
     """Return how JSON of one form becomes the other's: as it is, or as `text`; None: neither."""
     if old == new or {old, new} <= {QUOTED, TEXT}:
@@ -193,27 +181,28 @@ def _keeps_text(old: SchemaColumn, new: SchemaColumn, *, rewritten: bool) -> boo
     What Postgres changes without a rewrite keeps it: if the table was rewritten, a USING may have
     made other values. Integers are always rewritten, and are taken to keep theirs.
     """
-    kinds = old.type_id, new.type_id
-    if kinds[0] == kinds[1]:
+    if old.type_id == new.type_id:
         return old.type_modifier == new.type_modifier or (_is_wider(old, new) and not rewritten)
-    if set(kinds) <= _TEXTS:
+    was, now = BY_OID.get(old.type_id), BY_OID.get(new.type_id)
+    if was is None or now is None:
+        return False
+    if was.kind is now.kind is ValueKind.TEXT:
         return _is_wider(old, new) and not rewritten
-    if set(kinds) <= set(_INTEGERS):
-        return _INTEGERS.index(kinds[0]) < _INTEGERS.index(kinds[1])
-    return kinds[1] in _TEXTS and new.type_modifier == -1 and kinds[0] in _EXACT
+    if was.kind is now.kind is ValueKind.INTEGER:
+        return was.size < now.size
+    return now.kind is ValueKind.TEXT and new.type_modifier == -1 and was.kind in _EXACT
 
 
 def _is_wider(old: SchemaColumn, new: SchemaColumn) -> bool:
     """Return whether the new type's limit leaves every value of the old one as it is."""
+    row = BY_OID.get(new.type_id)
+    if row is None:
+        return False
     if new.type_modifier == -1:
-        return new.type_id in _LIMITED | _TEXTS | {_NUMERIC}
+        return row.is_limited or row.kind in {ValueKind.TEXT, ValueKind.NUMERIC}
     if old.type_modifier == -1:
         return False
-    if old.type_id == _NUMERIC:
-        was, now = _numeric(old.type_modifier), _numeric(new.type_modifier)
+    was, now = numeric_size(old.type_modifier), numeric_size(new.type_modifier)
+    if row.kind is ValueKind.NUMERIC and was and now:
         return was.scale == now.scale and was.precision <= now.precision
-    return new.type_id in _LIMITED and old.type_modifier <= new.type_modifier
-
-
-def _numeric(modifier: int) -> _Numeric:
-    return _Numeric((modifier - _HEADER) >> 16, (modifier - _HEADER) & 0xFFFF)
+    return row.is_limited and old.type_modifier <= new.type_modifier

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from orjson import dumps
 
+from cdc.decode.types import ValueKind, names_of, type_name
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ EXCLUDED: Final = "excluded"
 # What a schema record has of an HMAC's key: enough to see that it has changed.
 _KEY_ID: Final = b"lockstep key id"
 _KEY_ID_LENGTH: Final = 8
-# By type oid, what may name a subject: values of these are never stored apart from their row.
-_SUBJECT_TYPES: Final = {21: "int2", 23: "int4", 20: "int8", 2950: "uuid"}
+# What may name a subject: values of these are never stored apart from their row.
+_SUBJECT_TYPES: Final = names_of(ValueKind.INTEGER, ValueKind.UUID)
 
 
 class _Column(Protocol):
@@ -97,11 +98,11 @@ def subject_column(columns: Sequence[_Column], column: str, mask: ColumnMask) ->
     assert mask.subject is not None, "it is an encrypted one"
     _, named = mask.subject
     for number, each in enumerate(columns):
-        if each.name == named and each.type_id in _SUBJECT_TYPES:
+        if each.name == named and type_name(each.type_id) in _SUBJECT_TYPES:
             return number
     raise ConfigError(
         f"{column} is encrypted by the key of {named}, which is no column that is sent with every"
-        f" row: an {', '.join(_SUBJECT_TYPES.values())}",
+        f" row: an {', '.join(_SUBJECT_TYPES)}",
         hint="correct the mask: {encrypt: KIND:COLUMN}",
     )
 

@@ -1,4 +1,4 @@
-"""Column text as Postgres writes it → JSON bytes, one form per type.
+"""Column text as Postgres writes it → JSON bytes, one form per kind of values.
 
 A form is a Python expression over `b[p:q]`, the value's bytes, which the compiled encoders inline;
 some forms call the functions of `cdc.log.values_*`. It depends only on the stream's description of
@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orjson import dumps
 
-from cdc.decode.types import TYPE_NAMES, type_name
+from cdc.decode.types import (
+    ValueKind,
+    delimiter_of,
+    element_of,
+    is_built_in,
+    numeric_size,
+    row_of,
+    type_name,
+)
 from cdc.encode import values_numbers, values_structures, values_times
-from cdc.encode.values_numbers import SAFE_CHARACTERS, scale_of
+from cdc.encode.values_numbers import SAFE_CHARACTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,24 +56,13 @@ _ISO_TIMESTAMP: Final = (
 )
 _ISO_DATE: Final = "INSTANT_FORMAT % b[p:q] if q - p == 10 else QUOTE % b[p:q]"
 
-# Postgres has a pseudo-type of that name; a column's type has it only if nothing described it.
-_BUILT_IN: Final = frozenset(TYPE_NAMES.values()) - {"unknown"}
 _FORMS: Final = {
-    "bool": "TRUE if b[p] == 116 else FALSE",
-    "int2": NUMBER,
-    "int4": NUMBER,
-    "oid": NUMBER,
-    "float4": FLOAT,
-    "float8": FLOAT,
-    "timestamptz": INSTANT,
+    ValueKind.BOOLEAN: "TRUE if b[p] == 116 else FALSE",
+    ValueKind.INTEGER: NUMBER,
+    ValueKind.OID: NUMBER,
+    ValueKind.FLOAT: FLOAT,
+    ValueKind.INSTANT: INSTANT,
 }
-# Types whose text is digits, letters and signs that JSON does not escape.
-_PLAIN: Final = frozenset(
-    ["bit", "varbit", "uuid", "inet", "cidr", "macaddr", "macaddr8", "timetz", "point", "lseg",
-     "box", "path", "polygon", "line", "circle", "int4range", "int8range", "numrange",
-     "int4multirange", "int8multirange", "nummultirange", "int2vector", "oidvector", "tid",
-     "xid", "xid8", "cid", "pg_lsn", "pg_snapshot", "txid_snapshot"]
-)  # fmt: skip
 _DATES: Final = {"isostring": _ISO_DATE}
 _TIMES: Final = {
     "adaptive_time_microseconds": "time_micros(b[p:q])",
@@ -92,14 +89,7 @@ _INTERVALS: Final = {
     "string": "interval_iso(b[p:q])",
     "numeric": "interval_micros(b[p:q])",
 }
-# Types of extensions that are known by name, in any schema; all but hstore are written as text.
-EXTENSIONS: Final = frozenset(
-    ["hstore", "ltree", "lquery", "ltxtquery", "citext", "isbn", "isbn13", "issn", "issn13",
-     "ismn", "ismn13", "ean13", "upc", "cube", "seg", "vector", "halfvec", "sparsevec",
-     "geometry", "geography", "box2d", "box3d", "raster"]
-)  # fmt: skip
-# Array elements are separated by a comma except for these types; PostGIS chose its own.
-_DELIMITERS: Final = {"box": ";", "geometry": ":", "geography": ":"}
+_INT8_BYTES: Final = 8
 
 
 def form(column: SchemaColumn, options: Values) -> str:
@@ -109,21 +99,12 @@ def form(column: SchemaColumn, options: Values) -> str:
     if element is None:
         return _scalar(name, column.type_modifier, options)
     value, text = _scalar(element, column.type_modifier, options), _text(options)
-    if name in _BUILT_IN:
+    delimiter, is_known = delimiter_of(element), is_built_in(name)
+    if is_known and delimiter == ",":
         array = {NUMBER: "numbers", FLOAT: "floats", QUOTED: "words", TEXT: "texts"}.get(value)
-        # A box is plain text too, but boxes are not separated by commas.
-        if array and element not in _DELIMITERS:
+        if array:
             return f"{array}(b[p:q])"
-    delimiter = _DELIMITERS.get(_unqualified(element), ",")
-    return f"array_of({value!r}, {delimiter!r}, {text!r}, {name not in _BUILT_IN})(b[p:q])"
-
-
-def element_of(name: str) -> str | None:
-    """Return the name of an array's element type; None if the name is not an array's."""
-    if name in _BUILT_IN:
-        return name[1:] if name.startswith("_") else None
-    bare = _unqualified(name)
-    return name[: -len(bare)] + bare[1:] if bare.startswith("_") and bare != "_" else None
+    return f"array_of({value!r}, {delimiter!r}, {text!r}, {not is_known})(b[p:q])"
 
 
 def undescribed(name: str) -> str | None:
@@ -133,46 +114,38 @@ def undescribed(name: str) -> str | None:
     composite or range: only the catalog knows.
     """
     name = element_of(name) or name
-    known = name in _BUILT_IN or ("." in name and _unqualified(name) in EXTENSIONS)
-    return None if known else name
+    return None if row_of(name) else name
 
 
-def _unqualified(name: str) -> str:
-    """Return the type's own name; its schema is quoted if it holds a dot."""
-    schema, found, bare = name.partition('".')
-    if found and schema.startswith('"'):
-        return bare
-    return name.partition(".")[2] or name
-
-
-def _scalar(name: str, modifier: int, options: Values) -> str:  # noqa: PLR0911 - a case a type
+def _scalar(name: str, modifier: int, options: Values) -> str:  # noqa: PLR0911 - a case a kind
     """Return the form of a type that is no array."""
-    match name:
-        case "int8":
+    row = row_of(name)
+    if row is None:
+        return _text(options)
+    match row.kind:
+        case ValueKind.INTEGER if row.size == _INT8_BYTES:
             small = f"b[p:q] if q - p < {SAFE_CHARACTERS} else bigint(b[p:q])"
             return small if options.bigint_handling_mode == "string" else NUMBER
-        case "numeric":
+        case ValueKind.NUMERIC:
             return _numeric(modifier, options)
-        case "money":
+        case ValueKind.MONEY:
             return _money(options)
-        case "date":
+        case ValueKind.DATE:
             return _DATES.get(options.time_precision_mode, "days(b[p:q])")
-        case "time" | "timestamp":
-            forms = _TIMES if name == "time" else _TIMESTAMPS
+        case ValueKind.TIME | ValueKind.TIMESTAMP:
+            forms = _TIMES if row.kind is ValueKind.TIME else _TIMESTAMPS
             unit = "millis" if 0 <= modifier <= _MILLISECONDS else "micros"
             return forms.get(options.time_precision_mode, f"{name}_{unit}(b[p:q])")
-        case "interval":
+        case ValueKind.INTERVAL:
             return _INTERVALS[options.interval_handling_mode]
-        case "bytea":
+        case ValueKind.BYTES:
             return _BINARY[options.binary_handling_mode]
-        case _ if name in _BUILT_IN:
-            return _FORMS.get(name) or (QUOTED if name in _PLAIN else _text(options))
-        case _ if _unqualified(name) == "hstore" and options.hstore_handling_mode != "text":
+        case ValueKind.MAP if options.hstore_handling_mode != "text":
             pairs = "hstore" if options.hstore_handling_mode == "map" else "hstore_json"
             legible = options.invalid_text_handling_mode == "base64"
             return f"legible(b[p:q], {pairs})" if legible else f"{pairs}(b[p:q])"
         case _:
-            return _text(options)
+            return _FORMS.get(row.kind) or (QUOTED if row.is_plain else _text(options))
 
 
 def _text(options: Values) -> str:
@@ -184,8 +157,8 @@ def _numeric(modifier: int, options: Values) -> str:
         return QUOTED  # exact text, NaN and infinities included
     if options.decimal_handling_mode == "double":
         return FLOAT  # every digit; it is the reader that rounds
-    scale = scale_of(modifier)
-    return "scaled(b[p:q])" if scale is None else f"unscaled(b[p:q], {scale})"
+    size = numeric_size(modifier)
+    return "scaled(b[p:q])" if size is None else f"unscaled(b[p:q], {size.scale})"
 
 
 def _money(options: Values) -> str:

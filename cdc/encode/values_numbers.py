@@ -12,10 +12,6 @@ from typing import Final
 SAFE_CHARACTERS: Final = 16
 _SAFE: Final = 2**53
 
-_MODIFIER_OFFSET: Final = 4
-_SCALE_BITS: Final = 0x7FF
-_SCALE_SIGN: Final = 0x400
-
 # What Postgres writes into money under lc_monetary=C, in addition to sign, digits and point.
 MONEY_MARKS: Final = b"$,"
 _ALL_MARKS: Final = b"$,."
@@ -32,13 +28,6 @@ def floating(text: bytes) -> bytes:
 def bigint(text: bytes) -> bytes:
     """Return a number, or a string if a double could not hold it."""
     return text if -_SAFE <= int(text) <= _SAFE else b'"%b"' % text
-
-
-def scale_of(modifier: int) -> int | None:
-    """Return the scale that a numeric's type modifier declares, which may be negative."""
-    if modifier < _MODIFIER_OFFSET:
-        return None
-    return ((modifier - _MODIFIER_OFFSET & _SCALE_BITS) ^ _SCALE_SIGN) - _SCALE_SIGN
 
 
 def unscaled(text: bytes, scale: int) -> bytes:

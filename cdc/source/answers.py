@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
+from cdc.decode.types import ValueKind, names_of
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 _PATH: Final = b"SET LOCAL search_path = public, pg_catalog"
 
 
-_JSON: Final = {"json", "jsonb"}  # which stored rows have as text
+_JSON: Final = names_of(ValueKind.JSON)  # which stored rows have as text
 # By type, an expression that has one text for equal values.
 _ALIKE: Final = {
-    "numeric": "trim_scale({})",
-    **dict.fromkeys(("float4", "float8"), "{} + 0"),
+    **dict.fromkeys(names_of(ValueKind.NUMERIC), "trim_scale({})"),
+    **dict.fromkeys(names_of(ValueKind.FLOAT), "{} + 0"),
     **dict.fromkeys(_JSON, "{}::jsonb"),
 }
 # Of the answer, that are fetched at a time.

@@ -20,6 +20,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cdc.decode.types import BY_OID, ValueKind, names_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -46,16 +48,22 @@ _OF_ENUMS: Final = {
 }  # fmt: skip
 _TESTS: Final = {"null", "true", "false", "unknown"}
 _TIMES: Final = {"current_date": "CURRENT_DATE", "current_timestamp": "CURRENT_TIMESTAMP"}
+# Types of which a literal may be written before its text.
+_OF_TIMES: Final = {
+    *(ValueKind.DATE, ValueKind.TIME, ValueKind.TIMESTAMP, ValueKind.INSTANT, ValueKind.INTERVAL)
+}
+_TYPED: Final = names_of(*_OF_TIMES)
+_OF_LITERALS: Final = _OF_TIMES | {
+    *(ValueKind.BOOLEAN, ValueKind.INTEGER, ValueKind.NUMERIC, ValueKind.FLOAT, ValueKind.TEXT),
+    *(ValueKind.UUID, ValueKind.BYTES, ValueKind.ADDRESS),
+}
 # As they may be written, and as Postgres names them.
 _TYPES: Final = {
-    "smallint": "int2", "int2": "int2", "int": "int4", "integer": "int4", "int4": "int4",
-    "bigint": "int8", "int8": "int8", "numeric": "numeric", "decimal": "numeric",
-    "real": "float4", "float4": "float4", "float8": "float8",
-    "text": "text", "varchar": "varchar", "bool": "bool", "boolean": "bool",
-    "date": "date", "time": "time", "timestamp": "timestamp", "timestamptz": "timestamptz",
-    "interval": "interval", "uuid": "uuid", "bytea": "bytea", "inet": "inet",
-}  # fmt: skip
-_TYPED: Final = {"date", "time", "timestamp", "timestamptz", "interval"}
+    written: row.name
+    for row in BY_OID.values()
+    if row.kind in _OF_LITERALS
+    for written in (row.name, *row.aliases)
+}
 # Words that mean something else in SQL: a column of such a name is written in quotes.
 _RESERVED: Final = frozenset(
     """all analyse analyze and any array as asc asymmetric between both case cast check coalesce

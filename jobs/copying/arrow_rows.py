@@ -26,10 +26,11 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from cdc.config.value_options import Values
-from cdc.decode.types import type_name
+from cdc.decode.types import ValueKind, delimiter_of, element_of, kind_of, type_name
 from cdc.encode import values
 from cdc.encode.masks import encryptor, subject_column
 from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.columns import numbers
 from lockstep.sinks.delta.types import (
     FIRST_YEAR,
     LAST_YEAR,
@@ -50,11 +51,11 @@ if TYPE_CHECKING:
 # Array elements are always read from this form, independent of the configured form of events.
 _FORMS: Final = Values(time_precision_mode="microseconds")
 _TEXT_ARRAY: Final = 1009
-_NUMBER: Final = r"^-?[0-9.]+$"
+# What is appended to the first and to the last day that fits.
 _CALENDAR_TYPES: Final = {
-    "date": ("date", "", ""),
-    "timestamp_ntz": ("timestamp", "", " 23:59:59.999999"),
-    "timestamp": ("timestamptz", " 00:00:00+00", " 23:59:59.999999+00"),
+    ValueKind.DATE: ("", ""),
+    ValueKind.TIMESTAMP: ("", " 23:59:59.999999"),
+    ValueKind.INSTANT: (" 00:00:00+00", " 23:59:59.999999+00"),
 }
 # Takes the arrays selected for a column and the number of rows; returns its values, and the text of
 # those that do not fit.
@@ -79,6 +80,7 @@ class CopiedColumn:
         `output` is its text, and `subject` that of the column that names its subject, as SQL.
         """
         quoted = '"' + self.name.replace('"', '""') + '"'
+        name = type_name(self.source.type_id) or self.source.type
         match self.mask and self.mask.kind, self.type.kind:
             case (("null" | "fixed"), _):
                 return []
@@ -89,11 +91,11 @@ class CopiedColumn:
                 return [output, subject]
             case None, TypeKind.SAME:
                 # ADBC reads an oid as a signed integer of four bytes.
-                is_oid = type_name(self.source.type_id) == "oid"
+                is_oid = kind_of(name) is ValueKind.OID
                 return [f"{quoted}::pg_catalog.int8" if is_oid else quoted]
             case None, TypeKind.CALENDAR:
-                kind, first, last = _CALENDAR_TYPES[self.type.name]
-                value = f"{quoted}::pg_catalog.{kind}"
+                first, last = _CALENDAR_TYPES[kind_of(name)]
+                value = f"{quoted}::pg_catalog.{name}"
                 before = f"{value} < '{FIRST_YEAR:04}-01-01{first}'"
                 after = f"{value} > '{LAST_YEAR}-12-31{last}'"
                 return [value, f"CASE WHEN {before} OR {after} THEN {output} END"]
@@ -189,7 +191,7 @@ def _converter(part: CopiedColumn, kind: pa.DataType, ciphers: Ciphers | None) -
         case None, TypeKind.CALENDAR:
             return lambda read, rows: (_within(read[0], read[1], rows), read[1])
         case None, TypeKind.NUMBER:
-            return lambda read, _: _numbers(read[0], kind)
+            return lambda read, _: numbers(read[0], kind)
         case None, TypeKind.MONEY:
             cents = pa.decimal128(kind.precision, 2)
             return lambda read, _: (_scaled(read[0].cast(cents), kind), None)
@@ -204,17 +206,6 @@ def _within(value: pa.Array, odd: pa.Array, rows: int) -> pa.Array:
     if odd.null_count == rows:
         return value
     return pc.if_else(odd.is_valid(), pa.scalar(None, value.type), value)
-
-
-def _numbers(text: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array | None]:
-    """Return decimals, and the text of NaN and the infinities."""
-    try:
-        return text.cast(kind), None
-    except pa.ArrowInvalid:
-        plain = pc.match_substring_regex(text, _NUMBER)
-        nothing = pa.scalar(None, pa.string())
-        odd = pc.if_else(plain, nothing, text)
-        return pc.if_else(plain, text, nothing).cast(kind), odd
 
 
 def _scaled(cents: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -248,7 +239,8 @@ def _arrays(part: CopiedColumn, kind: pa.DataType) -> Converter:
     """Return the converter of arrays, which reads the stream's form element by element."""
     assert part.type.element is not None
     # A value that stays text must be Postgres' own text, even where the stream has a number.
-    is_text = part.type.element.kind is TypeKind.TEXT and type_name(part.source.type_id) != "_box"
+    name = element_of(type_name(part.source.type_id) or part.source.type) or ""
+    is_text = part.type.element.kind is TypeKind.TEXT and delimiter_of(name) == ","
     column = replace(part.source, type_id=_TEXT_ARRAY) if is_text else part.source
     expression = values.form(column, _FORMS)
     form = eval(f"lambda b, p, q: {expression}", dict(values.NAMESPACE))  # noqa: S307 - our own text

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from cdc.config.value_options import Values
-from cdc.decode.types import type_name
+from cdc.decode.types import ValueKind, delimiter_of, element_of, kind_of, type_name
 from cdc.encode import values
 from cdc.log.records import SchemaColumn
 from lockstep.sinks.floats import text4, text8
@@ -58,8 +58,9 @@ class ValueReader:
     def __init__(self, column: Column, options: Mapping[str, object]) -> None:
         self._mask = column.mask
         name = type_name(column.type_id) or column.type
-        self._is_numeric = name == "numeric"
-        self._delimiter = ";" if name == "_box" else ","
+        kind = kind_of(name)
+        self._is_numeric = kind is ValueKind.NUMERIC
+        self._delimiter = delimiter_of(element_of(name) or name)
         described = SchemaColumn(
             name=column.name,
             type_id=column.type_id,
@@ -71,7 +72,7 @@ class ValueReader:
         self._form = _function(values.form(described, chosen))
         # A value that the log could not write as text is in the mirror as the log's own JSON.
         self._is_json: Callable[[bytes], bool] | None = None
-        if name == "interval" and chosen.interval_handling_mode == "numeric":
+        if kind is ValueKind.INTERVAL and chosen.interval_handling_mode == "numeric":
             self._is_json = _is_integer
         elif chosen.invalid_text_handling_mode == "base64":
             self._is_json = _is_illegible

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from cdc.decode.types import BY_OID, ValueKind, names_of, numeric_modifier, row_of
 from cdc.errors import ConfigError
 from cdc.log.records import NONDETERMINISTIC
 from lockstep.sinks.contract import Column
@@ -17,23 +18,25 @@ from lockstep.sinks.delta.types import MAX_PRECISION, DeltaType, delta_type
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_OFFSET: Final = 4
-_OIDS: Final = {
-    "bool": 16, "int8": 20, "int2": 21, "int4": 23, "text": 25, "float4": 700, "float8": 701,
-    "bpchar": 1042, "varchar": 1043, "date": 1082, "timestamp": 1114, "timestamptz": 1184,
-    "numeric": 1700, "uuid": 2950, "jsonb": 3802,
-}  # fmt: skip
-INTEGERS: Final = {"int2": 5, "int4": 10, "int8": 19}  # with their decimal digits
-FLOATS: Final = frozenset({"float4", "float8"})
-TEXTS: Final = frozenset({"text", "varchar"})
-TIMES: Final = frozenset({"date", "timestamp", "timestamptz"})
-# Types of which equality, and with `ORDERED` the order, is the same in Spark.
-COMPARED: Final = frozenset({"bool", "numeric", "uuid", *INTEGERS, *FLOATS, *TEXTS, *TIMES})
+# With their decimal digits.
+INTEGERS: Final = {
+    row.name: len(str(2 ** (8 * row.size - 1)))
+    for row in BY_OID.values()
+    if row.kind is ValueKind.INTEGER
+}
+FLOATS: Final = frozenset(names_of(ValueKind.FLOAT))
+TEXTS: Final = frozenset(names_of(ValueKind.TEXT))
+TIMES: Final = frozenset(names_of(ValueKind.DATE, ValueKind.TIMESTAMP, ValueKind.INSTANT))
+# Types of which equality is the same in Spark.
+COMPARED: Final = (FLOATS | TEXTS | TIMES) | {
+    *INTEGERS,
+    *names_of(ValueKind.BOOLEAN, ValueKind.NUMERIC, ValueKind.UUID),
+}
 # Values of these may be in `_exact`, where the column is NULL.
-INEXACT: Final = frozenset({"numeric", "money", *TIMES})
+INEXACT: Final = TIMES | {*names_of(ValueKind.NUMERIC, ValueKind.MONEY)}
 UNKNOWN: Final = "unknown"  # of a quoted literal or NULL, until something decides
 # What a view in Python may return.
-_DECLARED: Final = (
+DECLARED: Final = (
     "bool", "int2", "int4", "int8", "float8", "text", "date", "timestamp", "timestamptz",
 )  # fmt: skip
 # Of a type's name here. It is none of `COMPARED` then: as a view passes it through, its equal texts
@@ -104,7 +107,8 @@ class PgType(NamedTuple):
 
     def column(self, name: str) -> Column:
         """Return a column of this type."""
-        oid = self.oid or _OIDS.get(self._kind, 0)
+        row = row_of(self._kind)
+        oid = self.oid or (row.oid if row else 0)
         made = Column(name, self._kind, oid, self.modifier, nullable=True, mask=self.mask)
         return made._replace(collation=NONDETERMINISTIC) if self.is_nondeterministic else made
 
@@ -128,7 +132,7 @@ NULL: Final = PgType(UNKNOWN)
 def numeric(precision: int, scale: int, *, has_scale: bool = True) -> PgType:
     """Return a numeric type."""
     assert precision <= MAX_PRECISION, "checked before"
-    return PgType("numeric", (precision << 16 | scale) + _OFFSET, has_scale=has_scale)
+    return PgType("numeric", numeric_modifier(precision, scale), has_scale=has_scale)
 
 
 def named(text: str) -> PgType:
@@ -136,10 +140,10 @@ def named(text: str) -> PgType:
     found = _NUMERIC.fullmatch(text)
     if found and int(found[2]) <= int(found[1]) <= MAX_PRECISION:
         return numeric(int(found[1]), int(found[2]))
-    if text not in _DECLARED:
+    if text not in DECLARED:
         raise ConfigError(
             f"there is no type {text} for a column of a view in Python",
-            hint=f"the types are {', '.join(_DECLARED)}, and numeric(p,s) with p up to"
+            hint=f"the types are {', '.join(DECLARED)}, and numeric(p,s) with p up to"
             f" {MAX_PRECISION}",
         )
     return PgType(text)

@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from cdc.decode.types import ValueKind, element_of, kind_of
 from lockstep.sinks.delta.types import TEXT, DeltaType, TypeKind, delta_type, fixed_type
-from lockstep.sinks.delta.values import Digits, Form, Odd, element_of
+from lockstep.sinks.delta.values import Digits, Form, Odd, in_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +37,6 @@ _CHANGED: Final = re.compile(r"Column\(/(.*?)(?:/\[\].*)?\) changed from", re.DO
 # In bytes. A row must fit into two blocks; one thread parses one block.
 _BLOCK_BYTES: Final = 4 << 20
 _INTEGERS: Final = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
-_MILLISECONDS: Final = 3
 
 
 def wanted(
@@ -178,7 +178,7 @@ def _fast(  # noqa: C901, PLR0911 - a case a type
     if kind.kind is TypeKind.ARRAY:
         element = kind.element
         assert element is not None
-        plain = element.kind is TypeKind.TEXT and _is_plain(column.type[1:], options)
+        plain = element.kind is TypeKind.TEXT and _is_plain(column.type, options)
         simple = plain or element.name in {*_INTEGERS, "boolean"}
         return _Fast(target, _as_it_is) if simple else None
     match kind.name:
@@ -198,20 +198,20 @@ def _fast(  # noqa: C901, PLR0911 - a case a type
     if options.get("decimal.handling.mode", "string") == "string" and kind.kind in {
         *(TypeKind.NUMBER, TypeKind.MONEY)
     }:
-        return _Fast(pa.string(), lambda values: _numbers(values, target))
+        return _Fast(pa.string(), lambda values: numbers(values, target))
     return None
 
 
-def _is_plain(kind: str, options: Mapping[str, object]) -> bool:
-    """Return whether the log has Postgres' own text of a type that is text in Delta."""
-    match kind.rpartition(".")[2]:
-        case "time" | "money":
+def _is_plain(name: str, options: Mapping[str, object]) -> bool:
+    """Return whether the log has Postgres' own text of what Delta has as text."""
+    match kind_of(element_of(name) or name):
+        case ValueKind.TIME | ValueKind.MONEY:
             return False
-        case "numeric":
+        case ValueKind.NUMERIC:
             return options.get("decimal.handling.mode", "string") == "string"
-        case "interval":
+        case ValueKind.INTERVAL:
             return options.get("interval.handling.mode", "postgres") == "postgres"
-        case "hstore":
+        case ValueKind.MAP:
             return options.get("hstore.handling.mode", "text") == "text"
     return True
 
@@ -222,15 +222,12 @@ def _decoded(text: pa.Array) -> Values:
 
 
 def _counted(modifier: int, options: Mapping[str, object]) -> Callable[[pa.Array], Values]:
-    mode = options.get("time.precision.mode", "adaptive")
-    millis = mode == "connect" or (
-        mode in {"adaptive", "adaptive_time_microseconds"} and 0 <= modifier <= _MILLISECONDS
-    )
+    millis = in_milliseconds(options, modifier)
 
     def convert(values: pa.Array) -> Values:
         if millis:
             values = pc.multiply_checked(values, 1_000)
-        elif mode == "nanoseconds":
+        elif options.get("time.precision.mode") == "nanoseconds":
             values = values.cast(pa.timestamp("ns"))
         return values.cast(pa.timestamp("us")), None
 
@@ -245,7 +242,8 @@ def _instants(text: pa.Array) -> Values:
         return _split(text, kind, _INSTANT)
 
 
-def _numbers(text: pa.Array, kind: pa.DataType) -> Values:
+def numbers(text: pa.Array, kind: pa.DataType) -> Values:
+    """Return decimals, and the texts that are none: NaN and the infinities."""
     try:
         return text.cast(kind), None
     except pa.ArrowInvalid:

@@ -19,8 +19,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decode.types import ValueKind, element_of, kind_of
 from lockstep.sinks.delta.layout import EXACT
-from lockstep.sinks.delta.values import element_of
+from lockstep.sinks.delta.values import in_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _SAFE: Final = 2**53
 _INT64: Final = 2**63
-_MILLISECONDS: Final = 3
 _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -69,28 +69,27 @@ def _each(form: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - any 
     return None if value is None else form(value)
 
 
-def _form(column: Column, options: Mapping[str, object]) -> Callable[[Any], Any]:  # noqa: PLR0911 - a case a type
+def _form(column: Column, options: Mapping[str, object]) -> Callable[[Any], Any]:  # noqa: PLR0911 - a case a kind
     """Return a value's form, or the form of an array's elements."""
     if column.mask is not None:
         return _same
-    time = options.get("time.precision.mode", "adaptive")
-    kind = element_of(column.type) or column.type
+    kind = kind_of(element_of(column.type) or column.type)
     match kind:
-        case "int8" if options.get("bigint.handling.mode") == "string":
+        case ValueKind.INTEGER if options.get("bigint.handling.mode") == "string":
             return lambda value: value if -_SAFE <= value <= _SAFE else str(value)
-        case "float4" | "float8":
+        case ValueKind.FLOAT:
             return lambda value: _NO_NUMBERS.get(str(value), value)
-        case "bytea":
+        case ValueKind.BYTES:
             return _bytes(options)
-        case "date":
-            iso = time == "isostring"
+        case ValueKind.DATE:
+            iso = options.get("time.precision.mode") == "isostring"
             return lambda value: f"{value}Z" if iso else value.toordinal() - _EPOCH_DAY
-        case "timestamp":
-            return lambda value: _timestamp(value.replace(tzinfo=UTC), time, column.modifier)
-        case "timestamptz":
+        case ValueKind.TIMESTAMP:
+            return lambda value: _timestamp(value.replace(tzinfo=UTC), options, column.modifier)
+        case ValueKind.INSTANT:
             return _iso
-        case "numeric" | "money":
-            return _decimal(options, is_money=kind == "money")
+        case ValueKind.NUMERIC | ValueKind.MONEY:
+            return _decimal(options, is_money=kind is ValueKind.MONEY)
     return _same
 
 
@@ -107,15 +106,15 @@ def _bytes(options: Mapping[str, object]) -> Callable[[bytes], str]:
     return lambda value: b64encode(value).decode()
 
 
-def _timestamp(value: datetime, mode: object, modifier: int) -> object:
+def _timestamp(value: datetime, options: Mapping[str, object], modifier: int) -> object:
+    mode = options.get("time.precision.mode")
     if mode == "isostring":
         return _iso(value)
     micros = (value - _EPOCH) // timedelta(microseconds=1)
     if mode == "nanoseconds":
         nanos = micros * 1_000
         return nanos if -_INT64 <= nanos < _INT64 else str(value.replace(tzinfo=None))
-    adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
-    if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
+    if in_milliseconds(options, modifier):
         # A time with more digits than milliseconds is text in the log.
         return str(value.replace(tzinfo=None)) if micros % 1_000 else micros // 1_000
     return micros

@@ -5,7 +5,7 @@ are natural although some values do not fit, such as `infinity` in a date or NaN
 the column is NULL and `_exact`, a map, has the column's name with Postgres' text. So NULL with an
 entry in `_exact` is a value, and NULL without one is NULL. Nothing is clamped.
 
-Pure. docs/DELTA.md has the table for users. Types have the names that relation messages use.
+Pure. docs/DELTA.md has the table for users. Which values a type has is in `cdc.decode.types`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from cdc.decode.types import ValueKind, element_of, numeric_size, row_of
+
 MAX_PRECISION: Final = 38
 # The years of Spark's and most readers' calendar: dates outside do not fit.
 FIRST_YEAR, LAST_YEAR = 1, 9999
 
-_MODIFIER_OFFSET: Final = 4
-_SCALE_BITS: Final = 0x7FF
-_SCALE_SIGN: Final = 0x400
 _MONEY_PRECISION: Final = 19  # 64 bits
 
 
@@ -52,18 +51,19 @@ class DeltaType:
 
 
 TEXT: Final = DeltaType("string", TypeKind.TEXT)
+# By the kind of values, and their size.
 _NATURAL: Final = {
-    "bool": DeltaType("boolean", TypeKind.SAME),
-    "int2": DeltaType("short", TypeKind.SAME),
-    "int4": DeltaType("integer", TypeKind.SAME),
-    "int8": DeltaType("long", TypeKind.SAME),
-    "oid": DeltaType("long", TypeKind.SAME),
-    "float4": DeltaType("float", TypeKind.SAME),
-    "float8": DeltaType("double", TypeKind.SAME),
-    "bytea": DeltaType("binary", TypeKind.SAME),
-    "date": DeltaType("date", TypeKind.CALENDAR),
-    "timestamp": DeltaType("timestamp_ntz", TypeKind.CALENDAR),
-    "timestamptz": DeltaType("timestamp", TypeKind.CALENDAR),
+    (ValueKind.BOOLEAN, 0): DeltaType("boolean", TypeKind.SAME),
+    (ValueKind.INTEGER, 2): DeltaType("short", TypeKind.SAME),
+    (ValueKind.INTEGER, 4): DeltaType("integer", TypeKind.SAME),
+    (ValueKind.INTEGER, 8): DeltaType("long", TypeKind.SAME),
+    (ValueKind.OID, 0): DeltaType("long", TypeKind.SAME),
+    (ValueKind.FLOAT, 4): DeltaType("float", TypeKind.SAME),
+    (ValueKind.FLOAT, 8): DeltaType("double", TypeKind.SAME),
+    (ValueKind.BYTES, 0): DeltaType("binary", TypeKind.SAME),
+    (ValueKind.DATE, 0): DeltaType("date", TypeKind.CALENDAR),
+    (ValueKind.TIMESTAMP, 0): DeltaType("timestamp_ntz", TypeKind.CALENDAR),
+    (ValueKind.INSTANT, 0): DeltaType("timestamp", TypeKind.CALENDAR),
 }
 # The type of a masked column, by the type of the mask's fixed value.
 _FIXED: Final = {bool: "boolean", int: "long", float: "double"}
@@ -71,17 +71,19 @@ _FIXED: Final = {bool: "boolean", int: "long", float: "double"}
 
 def delta_type(name: str, modifier: int, *, money_digits: int = 2) -> DeltaType:
     """Return the type of a column whose Postgres type is `name`, built in or not."""
-    if name in _NATURAL:
-        return _NATURAL[name]
-    if name == "numeric":
-        return _numeric(modifier)
-    if name == "money":
-        return DeltaType(f"decimal({_MONEY_PRECISION},{money_digits})", TypeKind.MONEY)
+    element = element_of(name)
     # An array of a type that is not built in has a name that a user may have chosen.
-    if name.startswith("_") and "." not in name:
-        element = delta_type(name[1:], modifier, money_digits=money_digits)
-        return DeltaType("array", TypeKind.ARRAY, element)
-    return TEXT
+    if element and "." not in name:
+        of = delta_type(element, modifier, money_digits=money_digits)
+        return DeltaType("array", TypeKind.ARRAY, of)
+    row = row_of(name)
+    if row is None:
+        return TEXT
+    if row.kind is ValueKind.NUMERIC:
+        return _numeric(modifier)
+    if row.kind is ValueKind.MONEY:
+        return DeltaType(f"decimal({_MONEY_PRECISION},{money_digits})", TypeKind.MONEY)
+    return _NATURAL.get((row.kind, row.size), TEXT)
 
 
 def fixed_type(value: object) -> DeltaType:
@@ -91,12 +93,8 @@ def fixed_type(value: object) -> DeltaType:
 
 def _numeric(modifier: int) -> DeltaType:
     """Return a decimal that holds every finite value; text if none is wide enough."""
-    if modifier < _MODIFIER_OFFSET:
-        return TEXT  # unlimited digits before and after the decimal point
-    packed = modifier - _MODIFIER_OFFSET
-    scale = ((packed & _SCALE_BITS) ^ _SCALE_SIGN) - _SCALE_SIGN
-    # A negative scale has zeros before the point; a scale above the precision, after it.
-    precision = max((packed >> 16) - min(scale, 0), scale)
-    if precision > MAX_PRECISION:
+    size = numeric_size(modifier)
+    # Without one, there are unlimited digits before and after the decimal point.
+    if size is None or size.digits > MAX_PRECISION:
         return TEXT
-    return DeltaType(f"decimal({precision},{max(scale, 0)})", TypeKind.NUMBER)
+    return DeltaType(f"decimal({size.digits},{max(size.scale, 0)})", TypeKind.NUMBER)

@@ -24,6 +24,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from cdc.decode.types import ValueKind, delimiter_of, element_of, kind_of, numeric_size
 from lockstep.sinks.delta.types import TypeKind
 
 if TYPE_CHECKING:
@@ -42,13 +43,9 @@ _MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,6}
 _INTERVAL: Final = re.compile(
     r"P(-?\d+)Y(-?\d+)M(-?\d+)DT(-?\d+)H(-?\d+)M(-?)(\d+)(?:\.(\d{1,6}))?S"
 )
-_MODIFIER_OFFSET: Final = 4
-_SCALE_BITS: Final = 0x7FF
-_SCALE_SIGN: Final = 0x400
 _MILLISECONDS: Final = 3
 # What Postgres puts in quotes inside an array, in addition to a delimiter.
 _SPECIAL: Final = r'null|.*[\s"\\{}%s].*'
-_DELIMITERS: Final = {"box": ";", "geometry": ":", "geography": ":"}
 
 
 class Digits(str):
@@ -79,12 +76,12 @@ class Form:
         self._modifier = modifier
         self._element = element_of(kind)
         scalar = self._element or kind
-        self.scalar = _bare(scalar)
-        self._text = _legible(self._text_of(self.scalar))
-        self._delimiter = _DELIMITERS.get(self.scalar, ",")
+        values = kind_of(scalar)
+        self._text = _legible(self._text_of(values))
+        self._delimiter = delimiter_of(scalar)
         self._special = re.compile(_SPECIAL % re.escape(self._delimiter), re.IGNORECASE | re.DOTALL)
         one = target.element or target
-        self._one: Natural = self._natural_of(self.scalar, one)
+        self._one: Natural = self._natural_of(values, one)
         self.natural: Natural = self._array if target.kind is TypeKind.ARRAY else self._scalar
 
     def text(self, value: Any) -> str:  # noqa: ANN401 - JSON's
@@ -122,34 +119,34 @@ class Form:
         escaped = text.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
 
-    def _text_of(self, name: str) -> Text:  # noqa: C901, PLR0911 - a case a type
-        match name:
-            case "bool":
+    def _text_of(self, kind: ValueKind) -> Text:  # noqa: C901, PLR0911 - a case a kind
+        match kind:
+            case ValueKind.BOOLEAN:
                 return lambda value: "t" if value is True else "f"
-            case "float4" | "float8":
+            case ValueKind.FLOAT:
                 return _float_text
-            case "date":
+            case ValueKind.DATE:
                 return lambda value: str(_day(value)) if _is_day(value) else str(value)
-            case "timestamp":
+            case ValueKind.TIMESTAMP:
                 return lambda value: _moment_text(self._micros(value)) or str(value)
-            case "timestamptz":
+            case ValueKind.INSTANT:
                 return _instant_text
-            case "time":
+            case ValueKind.TIME:
                 return self._time_text
-            case "bytea":
+            case ValueKind.BYTES:
                 return lambda value: "\\x" + self._bytes(value).hex()
-            case "numeric":
+            case ValueKind.NUMERIC:
                 return self._numeric_text
-            case "money":
+            case ValueKind.MONEY:
                 return self._money_text
-            case "interval":
+            case ValueKind.INTERVAL:
                 return _interval_text
-            case "hstore":
+            case ValueKind.MAP:
                 return self._hstore_text
             case _:
                 return str
 
-    def _natural_of(self, name: str, target: DeltaType) -> Natural:  # noqa: PLR0911 - a case a type
+    def _natural_of(self, kind: ValueKind, target: DeltaType) -> Natural:  # noqa: PLR0911 - a case a type
         if target.kind is TypeKind.NUMBER:
             return self._number
         match target.name:
@@ -169,7 +166,7 @@ class Form:
                 return self._moment
             case "timestamp":
                 return lambda value: _fitting(_parsed(value), value)
-        if name == "money":
+        if kind is ValueKind.MONEY:
             return lambda value: self._units(value) * Decimal(1).scaleb(-self._digits)
         return self._text
 
@@ -191,11 +188,11 @@ class Form:
             return _placed(_big(str(value["value"])), int(value["scale"]))
         if isinstance(value, Digits) or not isinstance(value, str):
             return str(value)
-        scale = _scale(self._modifier)
+        size = numeric_size(self._modifier)
         is_text = self._options.get("decimal.handling.mode") != "precise" or value in {
             *("NaN", "Infinity", "-Infinity")
         }
-        return value if is_text or scale is None else _placed(_big(value), scale)
+        return value if is_text or size is None else _placed(_big(value), size.scale)
 
     def _units(self, value: Any) -> Decimal:  # noqa: ANN401 - JSON's
         """Return an amount in the currency's smallest unit."""
@@ -214,14 +211,9 @@ class Form:
         """Return a timestamp's microseconds since 1970; None if it is out of the calendar."""
         if isinstance(value, str):
             return _parsed(value)
-        match self._options.get("time.precision.mode"):
-            case "nanoseconds":
-                return int(value) // 1_000
-            case "microseconds":
-                return int(value)
-            case "connect":
-                return int(value) * 1_000
-        return int(value) * (1_000 if 0 <= self._modifier <= _MILLISECONDS else 1)
+        if self._options.get("time.precision.mode") == "nanoseconds":
+            return int(value) // 1_000
+        return int(value) * (1_000 if in_milliseconds(self._options, self._modifier) else 1)
 
     def _moment(self, value: Any) -> int:  # noqa: ANN401 - JSON's
         return _fitting(self._micros(value), value)
@@ -263,18 +255,11 @@ class Form:
         )
 
 
-def element_of(kind: str) -> str | None:
-    """Return the name of an array's element type; None if the name is not an array's."""
-    bare = _bare(kind)
-    return kind[: -len(bare)] + bare[1:] if bare.startswith("_") and bare != "_" else None
-
-
-def _bare(kind: str) -> str:
-    """Return a type's own name; its schema is quoted if it contains a dot."""
-    schema, found, bare = kind.partition('".')
-    if found and schema.startswith('"'):
-        return bare
-    return kind.partition(".")[2] or kind
+def in_milliseconds(options: Mapping[str, object], modifier: int) -> bool:
+    """Return whether the log counts milliseconds of a timestamp, or other units."""
+    mode = options.get("time.precision.mode", "adaptive")
+    is_adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
+    return mode == "connect" or (is_adaptive and 0 <= modifier <= _MILLISECONDS)
 
 
 def _object(text: str) -> Any:  # noqa: ANN401 - JSON's
@@ -367,12 +352,6 @@ def _interval_text(value: Any) -> str:  # noqa: ANN401 - JSON's
 
 def _float_text(value: Any) -> str:  # noqa: ANN401 - JSON's
     return "-0" if value == "-0.0" else str(value)
-
-
-def _scale(modifier: int) -> int | None:
-    if modifier < _MODIFIER_OFFSET:
-        return None
-    return ((modifier - _MODIFIER_OFFSET & _SCALE_BITS) ^ _SCALE_SIGN) - _SCALE_SIGN
 
 
 def _big(text: str) -> int:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cdc.decode.types import ValueKind, element_of, numeric_size, row_of
 from cdc.errors import ConfigError
+from lockstep.sinks.delta.values import in_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +37,6 @@ _LONGEST_TERM: Final = 8_191
 # A long, and a double's mantissa, hold every number with up to this many digits.
 _LONG_DIGITS: Final = 18
 _DOUBLE_DIGITS: Final = 15
-# Postgres' modifiers: numeric packs precision and scale, both count from 4.
-_MODIFIER_OFFSET: Final = 4
-_SCALE_BITS: Final = 0x7FF
-_SCALE_SIGN: Final = 0x400
-_MILLISECONDS: Final = 3
 
 _KEYWORD: Final = {"type": "keyword", "ignore_above": _LONGEST_TERM}
 _EXACT: Final = {"fields": {"exact": _KEYWORD}}
@@ -85,19 +82,19 @@ def field(
     """Return the mapping of a column of the type `name`, written by the options `values`."""
     if masked:
         return _KEYWORD
-    schema, dot, bare = name.rpartition(".")
-    if bare.startswith("_"):
-        element = field(f"{schema}{dot}{bare[1:]}", modifier, values)
+    if element := element_of(name):
+        one = field(element, modifier, values)
         # An array with unusual bounds is text: a type that can't ignore that becomes a keyword,
         # which accepts anything.
-        if element["type"] == "boolean":
+        if one["type"] == "boolean":
             return _KEYWORD
-        return element | _EXACT if "ignore_malformed" in element else element
-    if name in _PLAIN:
-        return _PLAIN[name]
-    # A user-defined type may have a built-in type's name, in another schema.
-    made = _EXTENSIONS.get(bare) if dot else _BY_OPTION.get(name)
-    return made(modifier, values) if made else _KEYWORD
+        return one | _EXACT if "ignore_malformed" in one else one
+    row = row_of(name)
+    if row is None:
+        return _KEYWORD
+    if made := _BY_OPTION.get(row.kind):
+        return made(modifier, values)
+    return _FIELDS.get((row.kind, row.size), _KEYWORD)
 
 
 def _lenient(kind: str, **more: object) -> Properties:
@@ -111,17 +108,15 @@ def _near(kind: str, **more: object) -> Properties:
 
 
 def _numeric(modifier: int, values: Mapping[str, object]) -> Properties:
+    size = numeric_size(modifier)
     if values.get("decimal.handling.mode") == "precise":  # base64, with scale if not in the type
-        return _KEYWORD if modifier >= _MODIFIER_OFFSET else _OPAQUE
-    if modifier < _MODIFIER_OFFSET:
+        return _KEYWORD if size else _OPAQUE
+    if size is None:
         return _near("double")
-    packed = modifier - _MODIFIER_OFFSET
-    scale = ((packed & _SCALE_BITS) ^ _SCALE_SIGN) - _SCALE_SIGN
-    digits = max((packed >> 16) - min(scale, 0), scale)
-    if scale <= 0:
-        return _near("long" if digits <= _LONG_DIGITS else "double")
-    if digits <= _DOUBLE_DIGITS:
-        return _near("scaled_float", scaling_factor=10**scale)
+    if size.scale <= 0:
+        return _near("long" if size.digits <= _LONG_DIGITS else "double")
+    if size.digits <= _DOUBLE_DIGITS:
+        return _near("scaled_float", scaling_factor=10**size.scale)
     return _near("double")
 
 
@@ -141,11 +136,9 @@ def _time(_modifier: int, values: Mapping[str, object]) -> Properties:
 
 
 def _timestamp(modifier: int, values: Mapping[str, object]) -> Properties:
-    mode = values.get("time.precision.mode")
-    if mode == "isostring":
+    if values.get("time.precision.mode") == "isostring":
         return _near("date", format=_ISO)
-    adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
-    if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
+    if in_milliseconds(values, modifier):
         # The second format is for searches; a number always has the first.
         return _near("date", format=f"epoch_millis||{_ISO}")
     return _near("long")
@@ -159,30 +152,31 @@ def _hstore(_modifier: int, values: Mapping[str, object]) -> Properties:
     return _OPAQUE if values.get("hstore.handling.mode") == "map" else _TEXT
 
 
-_PLAIN: Final[dict[str, Properties]] = {
-    "bool": {"type": "boolean"},
-    "int2": _lenient("integer"),
-    "int4": _lenient("integer"),
-    "int8": _lenient("long"),
-    "oid": _lenient("long"),
-    "float4": _near("float"),
-    "float8": _near("double"),
-    "timestamptz": _near("date", format=_ISO),
-    "bytea": {"type": "binary"},
-    "inet": _near("ip"),
-    **dict.fromkeys(("text", "varchar", "bpchar", "json", "jsonb", "xml", "tsvector"), _TEXT),
+# By the kind of values, and their size.
+_FIELDS: Final[dict[tuple[ValueKind, int], Properties]] = {
+    (ValueKind.BOOLEAN, 0): {"type": "boolean"},
+    (ValueKind.INTEGER, 2): _lenient("integer"),
+    (ValueKind.INTEGER, 4): _lenient("integer"),
+    (ValueKind.INTEGER, 8): _lenient("long"),
+    (ValueKind.OID, 0): _lenient("long"),
+    (ValueKind.FLOAT, 4): _near("float"),
+    (ValueKind.FLOAT, 8): _near("double"),
+    (ValueKind.INSTANT, 0): _near("date", format=_ISO),
+    (ValueKind.BYTES, 0): {"type": "binary"},
+    (ValueKind.ADDRESS, 0): _near("ip"),
+    (ValueKind.TEXT, 0): _TEXT,
+    (ValueKind.WORDS, 0): _TEXT,
+    (ValueKind.JSON, 0): _TEXT,
+    (ValueKind.XML, 0): _TEXT,
 }
-_BY_OPTION: Final[dict[str, Callable[[int, Mapping[str, object]], Properties]]] = {
-    "numeric": _numeric,
-    "money": _money,
-    "date": _date,
-    "time": _time,
-    "timestamp": _timestamp,
-    "interval": _interval,
-}
-_EXTENSIONS: Final[dict[str, Callable[[int, Mapping[str, object]], Properties]]] = {
-    "hstore": _hstore,
-    "citext": lambda _modifier, _values: _TEXT,
+_BY_OPTION: Final[dict[ValueKind, Callable[[int, Mapping[str, object]], Properties]]] = {
+    ValueKind.NUMERIC: _numeric,
+    ValueKind.MONEY: _money,
+    ValueKind.DATE: _date,
+    ValueKind.TIME: _time,
+    ValueKind.TIMESTAMP: _timestamp,
+    ValueKind.INTERVAL: _interval,
+    ValueKind.MAP: _hstore,
 }
 
 

@@ -21,6 +21,13 @@ def column(name: str, modifier: int = -1) -> SchemaColumn:
     return SchemaColumn(name="c", type_id=type_id, type=name, type_modifier=modifier, nullable=True)
 
 
+def encoded(of: SchemaColumn, text: bytes, options: Values) -> bytes:
+    """Return the JSON of a column's text."""
+    function = eval(f"lambda b, p, q: {form(of, options)}", dict(NAMESPACE))  # noqa: S307 - our own text
+    found: bytes = function(text, 0, len(text))
+    return found
+
+
 def written(name: str, text: str | bytes, modifier: int = -1, **options: Any) -> object:  # noqa: ANN401
     """Return the value in the event, with any bytes before and after its text."""
     value = text if isinstance(text, bytes) else text.encode()

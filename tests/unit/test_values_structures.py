@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.decode.types import TYPE_NAMES
-from cdc.encode.values import element_of, undescribed
+from cdc.decode.types import TYPE_NAMES, element_of
+from cdc.encode.values import undescribed
 from tests.property import array_text
 from tests.unit.forms import written
 
