@@ -198,6 +198,11 @@ class Applied(NamedTuple):
             for number, end in enumerate(ends)
         }
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The frontier as a JSON object, its LSN as a text."""
+        return self._asdict() | {"lsn": str(self.lsn)}
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Return the frontier in a JSON object; its LSN may be a number or a text."""
@@ -521,6 +526,17 @@ def discard(sink: Sink, generation: int) -> None:
         sink.drop(generation)
     else:
         sink.start_over(generation)
+
+
+def expect_keyed(versions: Iterable[Version], why: str) -> None:
+    """Raise ConfigError for a table without a key, in a store that finds rows by it."""
+    for version in versions:
+        if not version.key:
+            raise ConfigError(
+                f"{version.name} has no key, and {why}",
+                hint="give it a primary key or `tables.<table>.key`, or leave it out of the"
+                " follower's `tables`",
+            )
 
 
 def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0) -> None:

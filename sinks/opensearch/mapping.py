@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cdc.decode.types import ValueKind, element_of, numeric_size, row_of
-from cdc.errors import ConfigError
 from lockstep.sinks.delta.values import in_milliseconds
 
 if TYPE_CHECKING:
@@ -278,14 +277,3 @@ class Documents:
 def _renamed(members: bytes, names: Mapping[str, str]) -> bytes:
     values = msgspec.json.decode(members, type=dict[str, msgspec.Raw])
     return msgspec.json.encode({names.get(name, name): value for name, value in values.items()})
-
-
-def refuse_keyless(versions: Sequence[Version]) -> None:
-    """Raise ConfigError if a table's rows have no key by which they can be found."""
-    for version in versions:
-        if not version.key:
-            raise ConfigError(
-                f"table {version.name} has no key, and an index has each row under its key",
-                hint="give it a primary key or `tables.<table>.key`, or leave it out of the "
-                "follower's tables",
-            )

@@ -45,7 +45,6 @@ from cdc.errors import ConfigError, StoreLostError, SwitchedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstep.sinks.contract import Applied
     from lockstep.sinks.opensearch.client import OpenSearchClient
 
 FORMAT: Final = 1
@@ -326,8 +325,3 @@ class FollowerRecords:
     @property
     def _path(self) -> str:
         return f"/{self._alias}/_doc/{self.follower}"
-
-
-def to_record(applied: Applied) -> dict[str, Any]:
-    """Return a frontier in the record's form; `Applied.from_fields` is the inverse."""
-    return {**applied._asdict(), "lsn": str(applied.lsn)}

@@ -25,6 +25,7 @@ from lockstep.sinks.contract import (
     StoreState,
     Version,
     expect_alone,
+    expect_keyed,
     expect_tables,
 )
 from lockstep.sinks.opensearch.bulk import Action, send
@@ -39,13 +40,12 @@ from lockstep.sinks.opensearch.generations import (
     switch,
 )
 from lockstep.sinks.opensearch.indices import Indices
-from lockstep.sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
+from lockstep.sinks.opensearch.mapping import Documents, Ids, index_part, key_of
 from lockstep.sinks.opensearch.record import (
     Build,
     FollowerRecords,
     IndexRecord,
     new_build,
-    to_record,
 )
 from lockstep.sinks.opensearch.tables import OpenSearchOptions, WrittenTables
 
@@ -133,7 +133,7 @@ class OpenSearchSink:
         return frozenset()
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
-        refuse_keyless(versions)
+        expect_keyed(versions, "an index has each row under its key")
         self._indices.delete(self._strays)
         self._refused, self._strays = {}, []
         if not versions:  # nothing will be written
@@ -193,7 +193,7 @@ class OpenSearchSink:
                     table.now, table.next = table.next, None
             before = Applied.from_fields(build.applied) if build.applied else None
             if before is None or (applied.seq, applied.lsn) > (before.seq, before.lsn):
-                build.applied = to_record(applied)
+                build.applied = applied.fields
                 build.reached = max(build.reached, applied.seq)
                 return True
             return bool(moves)

@@ -84,7 +84,7 @@ class TopicFrontier(msgspec.Struct, frozen=True, kw_only=True):
             lsn=str(LSN(applied.lsn)),
             committed_at_us=applied.committed_at_us,
             tables=dict(tables),
-            applied=applied._asdict() | {"lsn": str(LSN(applied.lsn))},
+            applied=applied.fields,
         )
 
 

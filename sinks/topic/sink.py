@@ -26,7 +26,7 @@ from cdc.errors import (
 )
 from cdc.events import LSN
 from cdc.log.partitions import OffsetRange
-from lockstep.sinks.contract import StoreState, expect_alone, expect_key
+from lockstep.sinks.contract import StoreState, expect_alone, expect_key, expect_keyed
 from lockstep.sinks.topic import records
 from lockstep.sinks.topic.cluster import FollowerTopics
 from lockstep.sinks.topic.records import Started, TopicFrontier
@@ -104,13 +104,7 @@ class TopicSink:
         return frozenset()
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
-        for version in versions:
-            if not version.key:
-                raise ConfigError(
-                    f"{version.name} has no key, and a compacted topic keeps a row by its key",
-                    hint="give it a primary key or `tables.<table>.key`, or leave it out of the"
-                    " follower's `tables`",
-                )
+        expect_keyed(versions, "a compacted topic keeps a row by its key")
 
         def record() -> None:
             self._end_cut()
