@@ -1,5 +1,6 @@
 """Transactions in Postgres or SQLite, and translation of their errors.
 
+Every error of the database is raised as ours, wherever it arises: the engine translates it.
 Statements on rows are plain SQL in the driver's own style, because values are bound as Postgres'
 text and cast by the statement (`sinks.sql.types`). Messages have an error's class, code and
 constraint, never its text, which may hold values.
@@ -7,7 +8,7 @@ constraint, never its text, which may hold values.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import create_engine, event, inspect, make_url
@@ -24,9 +25,10 @@ from cdc.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from sqlalchemy import Connection, Engine
+    from sqlalchemy.engine import ExceptionContext
 
 _POSTGRES: Final = "postgresql+psycopg"
 _DRIVERS: Final = {"postgresql": _POSTGRES, "postgres": _POSTGRES, "sqlite": "sqlite+pysqlite"}
@@ -66,7 +68,6 @@ class Database:
         self.is_postgres = driver == _POSTGRES
         self.mark = "%s" if self.is_postgres else "?"  # the sign of a parameter
         self._url = parsed.set(drivername=driver)
-        self._engine: Engine | None = None
 
     def quoted(self, *names: str) -> str:
         """Return a name for a statement, in which `%` is psycopg's sign."""
@@ -74,21 +75,12 @@ class Database:
         return text.replace("%", "%%") if self.is_postgres else text
 
     def connect(self) -> Connection:
-        """Return a connection in a transaction, in which constraints are deferred."""
-        with translated(), ExitStack() as stack:
-            connection = stack.enter_context(self._connected())
-            connection.exec_driver_sql(_BEGIN_POSTGRES if self.is_postgres else "BEGIN IMMEDIATE")
-            if not self.is_postgres:
-                connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
-            stack.pop_all()
-            return connection
+        """Return a connection, whose first statement begins a transaction."""
+        return self._engine.connect()
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> AbstractContextManager[Connection]:
         """Run the block in a transaction of its own."""
-        with translated(), self.connect() as connection:
-            yield connection
-            connection.commit()
+        return self._engine.begin()
 
     def columns(self, connection: Connection, place: str) -> dict[str, str]:
         """Return the types of a table's columns; none where there is no such table."""
@@ -103,19 +95,31 @@ class Database:
 
     def close(self) -> None:
         """Close connections; the next call opens new ones."""
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        engine = self.__dict__.pop("_engine", None)
+        if engine is not None:
+            engine.dispose()
 
-    def _connected(self) -> Connection:
-        if self._engine is None and self.is_postgres:
-            self._engine = create_engine(self._url, pool_pre_ping=True)
-        elif self._engine is None:
+    @cached_property
+    def _engine(self) -> Engine:
+        if self.is_postgres:
+            engine = create_engine(self._url, pool_pre_ping=True)
+        else:
             # A deleted file must be noticed, so no connection outlives its transaction.
             waiting = {"timeout": _LOCK_SECONDS}
-            self._engine = create_engine(self._url, poolclass=NullPool, connect_args=waiting)
-            event.listen(self._engine, "connect", _set_up)
-        return self._engine.connect()
+            engine = create_engine(self._url, poolclass=NullPool, connect_args=waiting)
+            event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin_in_postgres if self.is_postgres else _begin_in_sqlite)
+        event.listen(engine, "handle_error", _translate)
+        return engine
+
+
+def _begin_in_postgres(connection: Connection) -> None:
+    connection.exec_driver_sql(_BEGIN_POSTGRES)
+
+
+def _begin_in_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
 
 
 def _set_up(connection: Any, _: object) -> None:  # noqa: ANN401 - sqlite3's
@@ -131,27 +135,24 @@ def key_of(connection: Connection, schema: str, table: str) -> tuple[str, ...]:
     return tuple(found["constrained_columns"])
 
 
-def is_data_error(error: DBAPIError) -> bool:
+def is_data_error(error: CDCError) -> bool:
     """Return whether a value does not fit its type, or a type has no cast to another."""
-    return _code(error).startswith(_DATA)
+    return _code(error.__cause__).startswith(_DATA)
 
 
-def is_in_use(error: DBAPIError) -> bool:
+def is_in_use(error: CDCError) -> bool:
     """Return whether a table can't be altered because constraints of its rows are not checked."""
-    return _code(error) == _IN_USE
+    return _code(error.__cause__) == _IN_USE
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise our errors for the database's."""
-    try:
-        yield
-    except DBAPIError as error:
-        raise _translated(error) from error
+def _translate(context: ExceptionContext) -> None:
+    # A connection that is lost while it is unused is replaced: no error.
+    if isinstance(context.sqlalchemy_exception, DBAPIError) and not context.is_pre_ping:
+        raise _translated(context.sqlalchemy_exception)
 
 
 def _translated(error: DBAPIError) -> CDCError:
-    code, what = _code(error), gist(error.orig or error)
+    code, what = _code(error.orig), gist(error.orig or error)
     if code.startswith(_MISSING) or "no such table" in str(error.orig):
         return StoreLostError("a table of the follower is missing in the database")
     if code.startswith(_REFUSED):
@@ -174,7 +175,7 @@ def _translated(error: DBAPIError) -> CDCError:
     )
 
 
-def _code(error: DBAPIError) -> str:
-    """Return the SQLSTATE, or SQLite's name of the error; "" without one."""
+def _code(error: BaseException | None) -> str:
+    """Return the SQLSTATE, or SQLite's name of a driver's error; "" without one."""
     names = ("sqlstate", "sqlite_errorname")
-    return next((code for name in names if (code := getattr(error.orig, name, None))), "")
+    return next((code for name in names if (code := getattr(error, name, None))), "")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from cdc.errors import ConfigError, InvariantError, StoreLostError
-from lockstep.sinks.contract import Applied, StoreState, expect_alone, expect_key
-from lockstep.sinks.sql.database import Database, translated
+from cdc.errors import CDCError, ConfigError, InvariantError, StoreLostError
+from lockstep.sinks.contract import Applied, StoreState, expect_alone, expect_key, expect_keyed
+from lockstep.sinks.sql.database import Database
 from lockstep.sinks.sql.loading import TableLoader
 from lockstep.sinks.sql.tables import SQLTables, decode_tables
 
@@ -63,6 +63,7 @@ class SqlSink:
             *(sa.Column(name, sa.Text) for name in ("lsn", "token", "applied", "tables")),
         )
         self._mine = self._frontiers.c.follower == self._follower
+        self._row = sa.select(self._frontiers).where(self._mine)
         self._tables = SQLTables(self._database, settings.schema or "")
         self._token = ""
         self._versions: Sequence[Version] = ()  # of the cut
@@ -73,14 +74,14 @@ class SqlSink:
         with self._database.transaction() as connection:
             if not sa.inspect(connection).has_table(self._frontiers.name, self._schema or None):
                 return None
-            found = connection.execute(sa.select(self._frontiers).where(self._mine)).first()
+            found = connection.execute(self._row).first()
         return int(found.generation) if found else None
 
     def open(self) -> StoreState | None:
         self._roll_back()
         with self._database.transaction() as connection:
             self._create(connection)
-            found = connection.execute(sa.select(self._frontiers).where(self._mine)).first()
+            found = connection.execute(self._row).first()
             if found is None and self._tables.known:
                 raise StoreLostError(f"the row in {self._frontiers.name} is missing")
             if found is None:
@@ -96,7 +97,7 @@ class SqlSink:
         self._roll_back()
         with self._database.transaction() as connection:
             self._create(connection)
-            found = connection.execute(sa.select(self._frontiers).where(self._mine)).first()
+            found = connection.execute(self._row).first()
             if found is not None:
                 self._token = found.token
                 self._locked(connection)
@@ -109,13 +110,7 @@ class SqlSink:
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         self._roll_back()
-        for version in versions:
-            if not version.key:
-                raise ConfigError(
-                    f"{version.name} has no key, and a row of a table is found by its key",
-                    hint="give it a primary key or `tables.<table>.key`, or leave it out of the"
-                    " follower's `tables`",
-                )
+        expect_keyed(versions, "a row of a table is found by its key")
         self._versions = versions
         with self._database.transaction() as connection:
             applied, started = self._locked(connection)
@@ -125,21 +120,20 @@ class SqlSink:
 
     def write(self, changes: Changes) -> int:
         cut = self._started_cut()
-        with translated():
-            if changes.truncated is not None:
-                self._tables.truncate(cut, changes.version, changes.truncated)
-            new = [each for each in changes.changes if each.seq > self._floor]
-            if not new and self._tables.has(changes.version):
-                return 0
-            of = new[0].schema_id if new else changes.version.schema_id
-            key = next(v.key for v in changes.versions if v.schema_id == of)
-            stored = self._tables.key_of_rows(cut, changes.version)
-            expect_key(changes._replace(truncated=None), stored, self._floor)
-            self._adapt(cut, changes.versions, key)
-            for version in changes.versions:
-                mine = [each for each in new if each.schema_id == version.schema_id]
-                self._tables.write(cut, version, mine)
-            return len(new)
+        if changes.truncated is not None:
+            self._tables.truncate(cut, changes.version, changes.truncated)
+        new = [each for each in changes.changes if each.seq > self._floor]
+        if not new and self._tables.has(changes.version):
+            return 0
+        of = new[0].schema_id if new else changes.version.schema_id
+        key = next(v.key for v in changes.versions if v.schema_id == of)
+        stored = self._tables.key_of_rows(cut, changes.version)
+        expect_key(changes._replace(truncated=None), stored, self._floor)
+        self._adapt(cut, changes.versions, key)
+        for version in changes.versions:
+            mine = [each for each in new if each.schema_id == version.schema_id]
+            self._tables.write(cut, version, mine)
+        return len(new)
 
     def loader(self, version: Version) -> TableLoader | None:
         if not self._database.is_postgres:
@@ -150,9 +144,8 @@ class SqlSink:
         cut, version = self._started_cut(), loader.version
         if seq <= self._floor:
             return 0
-        with translated():
-            self._adapt(cut, (version,), version.key)
-            return loader.move(cut, self._tables)
+        self._adapt(cut, (version,), version.key)
+        return loader.move(cut, self._tables)
 
     def _adapt(self, cut: sa.Connection, versions: Sequence[Version], key: tuple[str, ...]) -> None:
         """Give a table the columns of these versions, and of all that the cut has of it.
@@ -168,31 +161,28 @@ class SqlSink:
         # No later row is of the versions before.
         self._versions = [*(v for v in self._versions if v.name != version.name), version]
         if altered.seq > self._floor:
-            with translated():
-                self._tables.alter(cut, altered)
+            self._tables.alter(cut, altered)
 
     def commit(self, applied: Applied) -> None:
         cut = self._started_cut()
-        with translated():
-            before, reached = self._locked(cut, tables=False)
-            if (applied.seq, applied.lsn) >= (before.seq, before.lsn):
-                self._set(
-                    cut,
-                    seq=applied.seq,
-                    lsn=str(applied.lsn),
-                    committed_at=_EPOCH + timedelta(microseconds=applied.committed_at_us),
-                    generation=applied.generation,
-                    reached=max(reached, applied.seq),
-                    applied=_text(applied._asdict() | {"lsn": str(applied.lsn)}),
-                    tables=_text(self._tables.known),
-                )
-            cut.commit()
+        before, reached = self._locked(cut, tables=False)
+        if (applied.seq, applied.lsn) >= (before.seq, before.lsn):
+            self._set(
+                cut,
+                seq=applied.seq,
+                lsn=str(applied.lsn),
+                committed_at=_EPOCH + timedelta(microseconds=applied.committed_at_us),
+                generation=applied.generation,
+                reached=max(reached, applied.seq),
+                applied=_text(applied.fields),
+                tables=_text(self._tables.known),
+            )
+        cut.commit()
         self._roll_back()
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         if self._cut is not None:
-            with translated():
-                return self._tables.rows(self._cut, version, keys)
+            return self._tables.rows(self._cut, version, keys)
         with self._database.transaction() as connection:
             return self._tables.rows(connection, version, keys)
 
@@ -217,8 +207,7 @@ class SqlSink:
 
     def _locked(self, connection: sa.Connection, *, tables: bool = True) -> tuple[Applied, int]:
         """Lock the row until the transaction ends; return the frontier and `reached`."""
-        query = sa.select(self._frontiers).where(self._mine).with_for_update()
-        found = connection.execute(query).first()
+        found = connection.execute(self._row.with_for_update()).first()
         if found is None or found.token != self._token:
             raise StoreLostError("another generation, or another store, is in its place")
         if tables:
@@ -238,14 +227,13 @@ class SqlSink:
             raise InvariantError("a SQL sink is used that was not opened")
         if self._cut is None:
             self._cut = self._database.connect()
-            with translated():
-                self._floor = self._locked(self._cut)[0].seq
+            self._floor = self._locked(self._cut)[0].seq
         return self._cut
 
     def _roll_back(self) -> None:
         if self._cut is not None:
             cut, self._cut = self._cut, None
-            with suppress(sa.exc.DBAPIError):  # the connection is lost, and the transaction with it
+            with suppress(CDCError):  # the connection is lost, and the transaction with it
                 cut.close()
 
 

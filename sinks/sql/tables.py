@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from sqlalchemy import inspect
-from sqlalchemy.exc import DBAPIError
 
-from cdc.errors import ConfigError, StoreLostError
+from cdc.errors import CDCError, ConfigError, StoreLostError
 from lockstep.sinks.floats import text8
 from lockstep.sinks.sql.database import is_data_error, is_in_use, key_of
 from lockstep.sinks.sql.types import DECODE, ColumnValues
@@ -139,11 +138,10 @@ class SQLTables:
         steps += [f"ADD COLUMN {quoted(name)} {values[name].type}" for name in altered.missing]
         for step in steps:
             self._alter_in_cut(cut, place, step)
-        kinds = {name: kind for name, kind in known.columns.items() if name not in taken}
-        renamed = {moved[name]: kinds.pop(moved[name], stored[moved[name]]) for name in moved}
+        past = taken | {*moved.values()}
         known.columns = {
-            **kinds,
-            **{name: renamed[was] for name, was in moved.items()},
+            **{name: kind for name, kind in known.columns.items() if name not in past},
+            **{name: known.columns.get(was, stored[was]) for name, was in moved.items()},
             **{name: values[name].type for name in altered.missing},
         }
         given = {name: json for name, json in altered.missing.items() if json != b"null"}
@@ -164,7 +162,7 @@ class SQLTables:
         try:
             with cut.begin_nested():
                 self._alter(cut, place, step)
-        except DBAPIError as error:
+        except CDCError as error:
             if not is_in_use(error):
                 raise
             cut.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
@@ -190,7 +188,7 @@ class SQLTables:
         try:
             with cut.begin_nested():
                 self._alter(cut, place, f"ALTER {column} TYPE {kind} USING {column}::text::{kind}")
-        except DBAPIError as error:
+        except CDCError as error:
             if not is_data_error(error):
                 raise
             self._alter(cut, place, f"ALTER {column} TYPE text USING {column}::text")
@@ -277,13 +275,9 @@ class SQLTables:
 
     def named(self, connection: Connection, like: Version, prefix: str) -> list[str]:
         """Return the tables of Postgres next to another one whose names start with `prefix`."""
-        query = (
-            "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace"
-            " WHERE relkind = 'r' AND starts_with(relname, %s) AND nspname = %s"
-        )
         schema = self._schema_of(like)
-        found = connection.exec_driver_sql(query, (prefix, schema)).scalars()
-        return [self._database.quoted(schema, name) for name in found]
+        found = inspect(connection).get_table_names(schema)
+        return [self._database.quoted(schema, each) for each in found if each.startswith(prefix)]
 
     def rows(
         self, connection: Connection, version: Version, keys: Sequence[bytes]

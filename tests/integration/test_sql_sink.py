@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 import pytest
 
-from cdc.errors import ConfigError, OvertakenError, StoreLostError
+from cdc.errors import ConfigError, OvertakenError, StoreLostError, UnavailableError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Sink, Version
 from lockstep.sinks.sql.sink import SqlSettings, SqlSink
@@ -277,6 +277,31 @@ def test_a_readers_transaction_sees_rows_and_frontier_of_one_cut(store: Store) -
         writer.commit(applied(seq))
         assert query(store, seen) == [{"id": seq, "seq": seq}]
     writer.close()
+
+
+def test_a_connection_that_is_lost_between_cuts_is_replaced(
+    postgres_store: PostgresStore,
+) -> None:
+    """And one that is lost in a cut is a temporary error, after which the cut is written again."""
+    sink = postgres_store.sink()
+    sink.open()
+    lose = (
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
+    postgres_store.database.execute(lose)
+    apply(sink, 2, Changes((USERS,), [change(USERS, 2, row(USERS, 2, 2), 2)]))
+    third = Changes((USERS,), [change(USERS, 3, row(USERS, 3, 3), 3)])
+    sink.begin(3, [USERS])
+    sink.write(third)
+    postgres_store.database.execute(lose)
+    with pytest.raises(UnavailableError, match="does not answer"):
+        sink.commit(applied(3))
+    assert sink.open() is not None
+    apply(sink, 3, third)
+    assert set(postgres_store.rows("public.users")) == {key(USERS, each) for each in (1, 2, 3)}
+    sink.close()
 
 
 def test_a_table_of_somebody_else_is_not_written_to(sink: Sink, store: Store) -> None:
