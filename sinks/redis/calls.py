@@ -91,7 +91,7 @@ class StoredTable:
         for change in changes:
             assert change.key is not None
             slot = self.slot(change.key)
-            values = b"" if target.seen else self.names.shadow(build, slot)
+            values = self.before(target, slot)
             companion = self.names.companions(build, table, slot) + change.key
             shaped = self.shaper.shaped(change)
             version = b"%016x%b" % (
@@ -135,6 +135,10 @@ class StoredTable:
             return self.names.slot(self.shaper.anchor(key))
         return self.names.bucket(key)
 
+    def before(self, target: TargetBuild, slot: int) -> bytes:
+        """Return what precedes the places of a build's values: nothing if readers see it."""
+        return b"" if target.seen else self.names.shadow(target.build, slot)
+
     def indexing(self, target: TargetBuild, slot: int) -> tuple[bytes, bytes]:
         """Return a bucket's index, empty without one, and where a companion's key begins."""
         if not target.indexed:
@@ -151,7 +155,7 @@ class StoredTable:
             floor,
             b"" if ttl is None else b"%d" % ttl,
             self._life,
-            b"" if target.seen else self.names.shadow(target.build, slot),
+            self.before(target, slot),
             self.names.holders(target.build, self.version.name, slot),
             self.layout.moves.encode(),
             *self.indexing(target, slot),

@@ -21,7 +21,7 @@ from cdc.errors import ConfigError
 from lockstep.sinks.redis.calls import Layout
 from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.health import evicts, raise_sentinels
-from lockstep.sinks.redis.names import Companion, Names, slot_of
+from lockstep.sinks.redis.names import Companion, Names
 from lockstep.sinks.redis.rows import key_of
 from lockstep.sinks.redis.scripts import ADVANCE_SWITCH, DELETE_ROWS, MOVE_VALUES
 from lockstep.sinks.redis.state import (
@@ -157,8 +157,7 @@ def _advance(
     """Make one step of a switch; another copy may have made it before."""
     guard = (b"%d:token" % new, fields[b"%d:token" % new], fields[b"current"])
     changed = (b"current", becomes, b"step", step_of(fields, turns=1), *more)
-    slot = slot_of(names.main) if names.cluster else 0
-    client.run(_ADVANCE_SWITCH, [Call(slot, (names.main,), (*guard, *changed))])
+    client.run(_ADVANCE_SWITCH, [Call(names.slot(names.main), (names.main,), (*guard, *changed))])
 
 
 class _Move(NamedTuple):
@@ -184,7 +183,7 @@ def _move(client: RedisClient, names: Names, prefix: str, fields: Fields, move: 
         by_slot: dict[int, list[bytes]] = {}
         for place in places:
             slot = names.slot(place)
-            mine = by_slot.setdefault(slot, [names.sentinel(slot) if names.cluster else names.main])
+            mine = by_slot.setdefault(slot, [names.guard(slot)])
             mine += [
                 place,
                 names.shadow(move.after, slot) + place,

@@ -114,6 +114,10 @@ class Names:
         """Return the key that shows, in a cluster, that a slot has not lost its data."""
         return b"%bslot:%b" % (self._ours, self._tag(slot))
 
+    def guard(self, slot: int) -> bytes:
+        """Return the key by which a script in this slot knows whether its writer may write."""
+        return self.sentinel(slot) if self.cluster else self.main
+
     def frontier(self, generation: int, slot: int) -> bytes:
         """Return the key with the seq up to which, in a cluster, its server has a generation."""
         return b"%b%d@%b" % (self._ours, generation, self._tag(slot))

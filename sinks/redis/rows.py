@@ -27,15 +27,14 @@ def stored_rows(
     """
     table, names = stored_table.version.name, stored_table.names
     slots = [stored_table.slot(key) for key in keys]
-    before = [b"" if target.seen else names.shadow(target.build, slot) for slot in slots]
     at = [
         names.companions(target.build, table, slot) + key
         for slot, key in zip(slots, keys, strict=True)
     ]
     if stored_table.layout.form == "plain":
         places = [
-            prefix + stored_table.shaper.place(key)
-            for prefix, key in zip(before, keys, strict=True)
+            stored_table.before(target, slot) + stored_table.shaper.place(key)
+            for slot, key in zip(slots, keys, strict=True)
         ]
         asked = [(b"GET", name) for pair in zip(at, places, strict=True) for name in pair]
         answers = client.ask_all(asked, [slot for slot in slots for _ in range(2)])
@@ -95,7 +94,7 @@ def _values(
     read = b"HGETALL" if layout.form == "hash" else b"GET"
     asked, slots = [], []
     for slot, _, place, _ in places:
-        before = b"" if target.seen else names.shadow(target.build, slot)
+        before = stored_table.before(target, slot)
         asked.append((read, before + place))
         asked.append((b"GET", names.holders(target.build, stored_table.version.name, slot) + place))
         slots += [slot, slot]
@@ -116,7 +115,7 @@ def _seen(
     """Return nothing of each row whose text, or member, readers see at its place; None if not."""
     form, asked, texts = stored_table.layout.form, list[tuple[bytes, ...]](), list[bytes]()
     for slot, _, place, kept in places:
-        before = b"" if target.seen else stored_table.names.shadow(target.build, slot)
+        before = stored_table.before(target, slot)
         text = stored_table.shaper.filled(kept)
         texts.append(text)
         if form == "text":
@@ -164,12 +163,7 @@ def below_floor(
                 (name, stored_table.shaper.place(key) if plain else b"")
             )
     for slot, mine in by_slot.items():
-        main = (
-            stored_table.names.sentinel(slot)
-            if stored_table.names.cluster
-            else stored_table.names.main
-        )
-        values = b"" if target.seen else stored_table.names.shadow(build, slot)
+        main, values = stored_table.names.guard(slot), stored_table.before(target, slot)
         holders = stored_table.names.holders(build, table, slot)
         moves = stored_table.layout.moves.encode()
         index = stored_table.indexing(target, slot)
@@ -193,5 +187,4 @@ def orphans(
             touched += [name, *(companions + key for key in keys)]
             counts.append(b"%d" % len(keys))
     for slot, (touched, counts) in by_slot.items():
-        main = names.sentinel(slot) if names.cluster else names.main
-        yield Call(slot, [main, *touched], [*guard, *counts])
+        yield Call(slot, [names.guard(slot), *touched], [*guard, *counts])

@@ -49,7 +49,7 @@ from lockstep.sinks.redis.calls import (
 )
 from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.generations import UNENDED, clear, drop, finish_switch, switch
-from lockstep.sinks.redis.names import Names, slot_of
+from lockstep.sinks.redis.names import Names
 from lockstep.sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
 from lockstep.sinks.redis.scripts import (
     ADD_BUCKETS,
@@ -271,9 +271,7 @@ class RedisSink:
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         stored_table = self._table_of(version)
-        if self._cut is not None:
-            self._send_gathered(self._cut)
-            self._delete_truncated(self._cut)
+        self._send_cut()
         found = stored_rows(self._client, stored_table, self._opened().target(version.name), keys)
         return {key: row for key, (_, row) in found.items() if row}
 
@@ -314,9 +312,7 @@ class RedisSink:
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield each row's key, seq and stored value as JSON."""
         stored_table, target = self._table_of(version), self._opened().target(version.name)
-        if self._cut is not None:
-            self._send_gathered(self._cut)
-            self._delete_truncated(self._cut)
+        self._send_cut()
         pattern = self._names.pattern(target.build, version.name)
         for names in self._client.scan(pattern):
             keys = [key for key in (key_of(name, version.name) for name in names) if key]
@@ -343,7 +339,7 @@ class RedisSink:
 
     @property
     def _main_slot(self) -> int:
-        return slot_of(self._names.main) if self._settings.cluster else 0
+        return self._names.slot(self._names.main)
 
     def _guard(self) -> list[bytes]:
         state = self._opened()
@@ -414,6 +410,12 @@ class RedisSink:
         for schema_id, each in groupby(changes.changes, lambda change: change.schema_id):
             yield from by_id[schema_id].operations(target, each)
 
+    def _send_cut(self) -> None:
+        """Send what the cut has so far, so that it can be read."""
+        if self._cut is not None:
+            self._send_gathered(self._cut)
+            self._delete_truncated(self._cut)
+
     def _send_gathered(self, cut: OpenCut) -> None:
         """Send the gathered part of a cut; its further changes are then written as they arrive."""
         gathered_so_far, cut.gathered = cut.gathered or [], None
@@ -440,7 +442,7 @@ class RedisSink:
 
         def calls() -> Iterator[Call]:
             for slot, mine in groups:
-                keys = [self._names.sentinel(slot) if self._settings.cluster else self._names.main]
+                keys = [self._names.guard(slot)]
                 arguments = guard + stored_table.group(target, slot, floor, len(mine))
                 for _, touched, given in mine:
                     keys += touched

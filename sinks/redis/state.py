@@ -23,7 +23,7 @@ from cdc.errors import StoreLostError, SwitchedError
 from lockstep.sinks.contract import Applied, StoreState
 from lockstep.sinks.redis.calls import Layout, TargetBuild, decoded_layout
 from lockstep.sinks.redis.client import Call, RedisClient, Script
-from lockstep.sinks.redis.names import Names, slot_of
+from lockstep.sinks.redis.names import Names
 from lockstep.sinks.redis.scripts import CREATE_GENERATION
 
 Fields = dict[bytes, bytes]
@@ -82,8 +82,7 @@ def create(client: RedisClient, names: Names, generation: int, builds: Mapping[s
         msgspec.json.encode(dict(builds)),
         secrets.token_hex(8).encode(),
     )
-    slot = slot_of(names.main) if names.cluster else 0
-    (answer,) = client.run(_CREATE, [Call(slot, (names.main,), arguments)])
+    (answer,) = client.run(_CREATE, [Call(names.slot(names.main), (names.main,), arguments)])
     return pairs(answer)
 
 
