@@ -138,7 +138,7 @@ def _written(
     table = lake.opened(path, settings.storage)
     if table is None:
         raise UnavailableError(f"the mirror {path} is missing", hint="see its follower")
-    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    app = lake.app_of(settings.pipeline, settings.follower)
     generation, seq = lake.generation_and_seq(lake.newest_transaction(table, app))
     altered = lake.generation_and_seq(lake.newest_transaction(table, altering.app(app)))
     reached = max((generation, seq), altered)

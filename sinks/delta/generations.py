@@ -153,7 +153,7 @@ def move(settings: DeltaSettings, generation: int, mirror: str, version: int) ->
     path = f"{settings.path.rstrip('/')}/{mirror}"
     built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)
     assert built is not None, "a mirror that a frontier names is there"
-    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    app = lake.app_of(settings.pipeline, settings.follower)
     upto = lake.newest_transaction(built, app) or lake.transaction_version(generation, 0)
     table = lake.opened(path, settings.storage)
     if table is not None:
@@ -171,7 +171,7 @@ def _carried(settings: DeltaSettings, generation: int, mirror: str) -> tuple[int
     """Assign an unchanged mirror to the new generation; return its Delta version and seq."""
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
-    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    app = lake.app_of(settings.pipeline, settings.follower)
     number, seq = lake.generation_and_seq(lake.newest_transaction(table, app))
     if number < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
@@ -187,7 +187,7 @@ def _emptied(settings: DeltaSettings, generation: int, seq: int, mirror: str) ->
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     if table is None:
         return None
-    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    app = lake.app_of(settings.pipeline, settings.follower)
     if lake.generation_and_seq(lake.newest_transaction(table, app))[0] < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
         commit = CommitInfo(app, lake.transaction_version(generation, seq), facts)

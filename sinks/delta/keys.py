@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lockstep.sinks.delta.columns import one_chunk
 from lockstep.sinks.delta.lake import looked_up
 from lockstep.sinks.delta.layout import EXACT, OURS, SEQ
 from lockstep.sinks.delta.rows import only
@@ -59,7 +60,7 @@ def identities_of(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.A
     """Return the identities of rows; `as_text` if one of them needs it."""
     if as_text or always_text(table.schema, key):
         return _texts(table, key)
-    return _flat(table[key[0]])
+    return one_chunk(table[key[0]])
 
 
 def hashes(rows: pa.Table, dropped: Collection[str] = ()) -> pa.Array:
@@ -111,12 +112,12 @@ def _texts(table: pa.Table, key: Sequence[str]) -> pa.Array:
 
 def _text(table: pa.Table, name: str) -> pa.Array:
     """Return a column's values as bytes: marked as a value, a text from `_exact`, or NULL."""
-    values = _flat(table[name])
+    values = one_chunk(table[name])
     text = _as_bytes(unsigned_zero(values))
     marked = pc.binary_join_element_wise(_scalar(b"v"), text, _scalar(b""))
     if not values.null_count:
         return marked
-    odd = looked_up(_flat(table[EXACT]), name)
+    odd = looked_up(one_chunk(table[EXACT]), name)
     exact = pc.binary_join_element_wise(_scalar(b"x"), odd.cast(pa.binary()), _scalar(b""))
     return pc.coalesce(marked, exact, _scalar(b"n"))
 
@@ -160,7 +161,3 @@ def unsigned_zero(values: pa.Array) -> pa.Array:
 
 def _scalar(text: bytes) -> pa.Scalar:
     return pa.scalar(text, pa.binary())
-
-
-def _flat(values: pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)

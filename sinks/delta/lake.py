@@ -93,6 +93,14 @@ def generation_and_seq(version: int | None) -> tuple[int, int]:
     return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
 
 
+def app_of(pipeline: str, follower: str) -> str:
+    """Return the name of a follower's Delta transactions.
+
+    One for all generations: no two write concurrently.
+    """
+    return f"lockstep/{pipeline}/{follower}"
+
+
 def newest_transaction(table: DeltaTable, app: str) -> int | None:
     """Return the version of an app's newest transaction, which may be read from the storage."""
     with translated(table.table_uri):

@@ -52,8 +52,8 @@ class Keeper(NamedTuple):
 
     @property
     def app(self) -> str:
-        """The Delta transactions' name, one for all generations: no two write concurrently."""
-        return f"lockstep/{self.pipeline}/{self.follower}"
+        """The Delta transactions' name."""
+        return lake.app_of(self.pipeline, self.follower)
 
     @property
     def writer(self) -> evolve.AlteringWriter:
