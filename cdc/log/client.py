@@ -92,7 +92,11 @@ UNREADABLE: Final = {
     KafkaError._BAD_COMPRESSION,  # noqa: SLF001
     KafkaError._BAD_MSG,  # noqa: SLF001
     KafkaError.INVALID_MSG,
+    # Of a batch's version that does not exist: damaged too, or read on from within a damaged one.
+    KafkaError._NOT_IMPLEMENTED,  # noqa: SLF001
 }
+SOUND_COPY: Final = "have a replica with sound files lead the partition"
+DAMAGED: Final = f"the broker's files are damaged: `cdc prove` names the ranges; {SOUND_COPY}"
 
 # How long a refusal explains why no broker answers.
 _REFUSAL_SECONDS: Final = 60.0
@@ -211,11 +215,7 @@ def translate(error: KafkaError, doing: str) -> CDCError:
             what, hint="the daemon starts over from the resume record by itself"
         )
     if code in UNREADABLE:
-        return UnreadableError(
-            what,
-            hint="the broker's files are damaged: `cdc prove` names the ranges; have a replica with"
-            " sound files lead the partition",
-        )
+        return UnreadableError(what, hint=DAMAGED)
     why = _brokers.failures() if code in _AWAY else ""
     return UnavailableError(
         f"{what}; {why}" if why else what,

@@ -14,6 +14,7 @@ of its records is returned: librdkafka would abort the process where it decodes 
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -84,33 +85,55 @@ class LogConsumer:
         # transaction markers at its end; before anything has arrived, where reading starts.
         self.positions: dict[Partition, int] = {}
         self._is_closed = False
+        self._met_damage = False  # whether a batch could not be read, of a range or after it
         self._ends: dict[Partition, int] = {}  # of the ranges that are still read
         self._skipped: set[Partition] = set()
         self._is_connected = False
         self._located: set[str] = set()  # the topics whose leaders the client has looked up
+        self._settings = settings(
+            config,
+            **{
+                "group.id": f"lockstep-{config.pipeline}-reader",  # required, never joined
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest" if skip_deleted else "error",
+                "fetch.wait.max.ms": wait_ms,
+                "fetch.min.bytes": wait_bytes,
+                "check.crcs": True,
+                # The default of a second stalls a reader whose queue was full for a moment.
+                "fetch.queue.backoff.ms": 5,
+                **(_LITTLE if fetches_little else {}),
+            },
+        )
+        self._client = self._new_client()
+
+    def _new_client(self) -> Consumer:
         with translated("creating a consumer"):
-            self._client = Consumer(
-                settings(
-                    config,
-                    **{
-                        "group.id": f"lockstep-{config.pipeline}-reader",  # required, never joined
-                        "enable.auto.commit": False,
-                        "isolation.level": "read_committed",
-                        "enable.partition.eof": True,
-                        "auto.offset.reset": "earliest" if skip_deleted else "error",
-                        "fetch.wait.max.ms": wait_ms,
-                        "fetch.min.bytes": wait_bytes,
-                        "check.crcs": True,
-                        # The default of a second stalls a reader whose queue was full for a moment.
-                        "fetch.queue.backoff.ms": 5,
-                        **(_LITTLE if fetches_little else {}),
-                    },
-                )
-            )
+            return Consumer(self._settings)
 
     def close(self) -> None:
         self._is_closed = True
-        self._client.close()
+        self._end_client()
+
+    def _end_client(self) -> None:
+        """Close the client; in the background if it has met a damaged batch.
+
+        librdkafka asks for an offset then that it has read from within the batch, and continues
+        wherever the answer leads. Closed before that is answered, it may wait for itself for ever:
+        https://github.com/confluentinc/librdkafka/issues/4514
+        """
+        if not self._met_damage:
+            self._client.close()
+            return
+        threading.Thread(target=self._client.close, name="close-consumer", daemon=True).start()
+
+    def _replace_client(self) -> None:
+        """Continue with another client after a damaged batch."""
+        self._end_client()
+        self._client, self._met_damage = self._new_client(), False
+        self._is_connected = False
+        self._located.clear()
 
     # --- where partitions begin and end ---
 
@@ -216,9 +239,12 @@ class LogConsumer:
                 yield from self._by_partition(messages, ranges).items()
         finally:
             if not self._is_closed:  # a caller that stopped early may close it first
-                if self._skipped:  # these would stay paused when they are assigned again
-                    self._client.resume([TopicPartition(*each) for each in self._skipped])
-                self._client.unassign()
+                if self._met_damage:
+                    self._replace_client()
+                else:
+                    if self._skipped:  # these would stay paused when they are assigned again
+                        self._client.resume([TopicPartition(*each) for each in self._skipped])
+                    self._client.unassign()
             self._skipped.clear()
 
     def oldest_us(self, ranges: Mapping[Partition, OffsetRange]) -> int | None:
@@ -245,6 +271,7 @@ class LogConsumer:
             error = message.error()
             end = self._ends.get(partition)
             if error is not None and error.code() != _AT_END:
+                self._met_damage |= error.code() in UNREADABLE
                 # What is damaged after a range that is complete is not asked for.
                 if end is not None or error.code() not in UNREADABLE:
                     self._fail(error, partition, ranges.get(partition))
@@ -330,6 +357,7 @@ class LogConsumer:
             elif error.code() == _AT_END:
                 self.positions[partition] = _offset(message)
             elif strict or error.fatal() or error.code() in _STAYS:
+                self._met_damage |= error.code() in UNREADABLE
                 self._fail(error, partition)
         return found
 

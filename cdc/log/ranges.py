@@ -11,7 +11,7 @@ from cdc.events import row_key
 from cdc.log.consumer import LogConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
     from cdc.log.partitions import OffsetRange, Partition
@@ -23,6 +23,14 @@ class Records(NamedTuple):
     keys: list[bytes | None]
     values: list[bytes]
     size: int
+
+
+class RecordColumns(NamedTuple):
+    """Some of a partition's records in the order of the log, tombstones among them."""
+
+    offsets: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
 
 
 class RangeReader(LogConsumer):
@@ -52,6 +60,20 @@ class RangeReader(LogConsumer):
             if max_bytes is not None and total > max_bytes:
                 return None
         return {each: Records(keys[each], values[each], sizes[each]) for each in ranges}
+
+    def columns(
+        self, ranges: Mapping[Partition, OffsetRange]
+    ) -> Iterator[tuple[Partition, RecordColumns]]:
+        """Yield all records in the ranges as they arrive, each partition's in its order."""
+        for partition, messages in self.pieces(ranges):
+            yield (
+                partition,
+                RecordColumns(
+                    [message.offset() or 0 for message in messages],
+                    [message.key() for message in messages],
+                    [message.value() for message in messages],
+                ),
+            )
 
     def first_events(self, ranges: Mapping[Partition, OffsetRange]) -> dict[Partition, bytes]:
         """Return the first event of each range that has one."""

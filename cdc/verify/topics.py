@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.events import LSN
 from cdc.log import compaction, digests, names, reader, records, topics
+from cdc.log.client import SOUND_COPY
 from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.records import BLAKE3_FORMAT
@@ -173,7 +174,11 @@ class _Proving:
                         at_ms, value = each.timestamp()[1], each.value() or b""
                         yield each.offset() or 0, at_ms, each.key(), value
             except UnreadableError as error:
-                self._findings.append(f"{self._topic} [0] can't be read to its end: {error.what}")
+                self._findings.append(self._cut_off(self._topic, error))
+
+    @staticmethod
+    def _cut_off(topic: str, error: UnreadableError) -> str:
+        return f"{topic} [0] can't be read to its end: {error.what}; {SOUND_COPY}"
 
     def _expect_end(self) -> None:
         """Check that the newest frontier is not older than the one that the resume record states.
@@ -207,7 +212,7 @@ class _Proving:
                 for each in messages:
                     self._schemas.add(each.offset() or 0, each.key(), each.value())
         except UnreadableError as error:
-            self._findings.append(f"{topic} [0] can't be read to its end: {error.what}")
+            self._findings.append(self._cut_off(topic, error))
             return
         self._findings += self._schemas.finish(all_stated=all_stated)
 
@@ -284,7 +289,7 @@ class _Proving:
                 checks |= self._feed(batch, {(topic, number): OffsetRange(start, end)})
             except UnreadableError as error:
                 place = f"{topic} [{number}] offsets {start} to {end - 1} ({seqs})"
-                self._findings.append(f"{place} can't be read: {error.what}")
+                self._findings.append(f"{place} can't be read: {error.what}; {SOUND_COPY}")
         return checks
 
     def _feed(
@@ -295,12 +300,8 @@ class _Proving:
         # The check of an initial snapshot's rows needs memory for each partition that is read.
         alone = any(record.blocks for record in batch)
         for some in [{each: ranges[each]} for each in ranges] if alone else [ranges]:
-            for partition, messages in self._reader.pieces(some):
-                checks[partition].add(
-                    [message.offset() or 0 for message in messages],
-                    [message.key() for message in messages],
-                    [message.value() for message in messages],
-                )
+            for partition, read in self._reader.columns(some):
+                checks[partition].add(*read)
         return checks
 
     def _may_be_compacted(self, topic: str) -> bool:

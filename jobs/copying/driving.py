@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from cdc.errors import CDCError, ConfigError, UnavailableError
+from cdc.errors import CDCError, ConfigError, UnavailableError, UnreadableError
+from cdc.log.client import DAMAGED
 from cdc.runtime import bugs
 from cdc.snapshot.initial.topic import RangeTail
 from cdc.source.pinned import connect_for_rows, portable_config
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 # How many lines of a failure in Spark are kept to show where it is.
 _PLACES: Final = 8
 _NO_DELTA: Final = "DATA_SOURCE_NOT_FOUND"
+# What Kafka's Java client, which reads for executors, says of a batch with another checksum.
+_DAMAGED: Final = re.compile(
+    r"Record batch for partition (\S+)-(\d+) at offset (\d+) is invalid, cause: (.*)"
+)
 _OURS: Final = re.compile(r"cdc\.errors\.(\w+): (.*)")
 # Spark's message when a worker has not connected in PythonWorkerFactory's ten seconds.
 _NO_ANSWER: Final = "failed to connect back"
@@ -117,6 +122,10 @@ def translated(error: Exception) -> CDCError:
     if ours:
         kind, what = ours[-1]
         return tasks.Failure(kind, what, "Spark has tried it several times").error()
+    if damaged := _DAMAGED.search(text):
+        topic, number, offset, cause = damaged.groups()
+        what = f"reading {topic} [{number}]: the batch at offset {offset} is damaged: {cause}"
+        return UnreadableError(what, hint=DAMAGED)
     if _NO_ANSWER in text:
         return UnavailableError(
             "Spark gave up one of its Python workers: it had not answered within ten seconds of its"

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import closing
 from pathlib import Path
 from random import Random
+from shutil import rmtree
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 from msgspec.structs import replace
 
+from cdc.console import key_search
+from cdc.console.key_indexer import KeyIndexer
+from cdc.console.key_search import KeySearch
+from cdc.encode.partition import partition_of
 from cdc.errors import CDCError, UnreadableError
+from cdc.events import LSN
 from cdc.log import acknowledged, names, reader, records, topics
+from cdc.log.row_keys import log_keys
+from cdc.operate.followers import ARCHIVE
 from cdc.verify.topics import prove as proof_of
+from lockstep.jobs.apply.running import FollowerRun
+from lockstep.jobs.archiving import proving
+from lockstep.jobs.archiving.running import Archiving, opened
+from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.archived import Archived
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.console import ConsoleUnderTest
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_sqlite import SqliteStore
 
@@ -94,6 +109,12 @@ def files(made: PipelineUnderTest, *more: str) -> list[Path]:
     return [path for path in found if batches(path.read_bytes())]
 
 
+def users_file(made: PipelineUnderTest) -> Path:
+    """Return a file with rows."""
+    topic = f"{made.config.prefix}.public.users"
+    return next(each for each in files(made) if each.parent.name.startswith(f"{topic}-"))
+
+
 def crc32c(data: bytes) -> int:
     """Return the checksum that Kafka's batches have."""
     found = 0xFFFFFFFF
@@ -120,6 +141,46 @@ def altered(text: bytes, chance: Random) -> bytes:
     return bytes(changed)
 
 
+class Damaged(NamedTuple):
+    """A broker's file of which one bit differs from what was written."""
+
+    path: Path
+    text: bytes
+    offset: int  # of the batch
+
+    @classmethod
+    def made(cls, path: Path, chance: Random, *, last: bool = False) -> Damaged:
+        """Flip a bit of a record, of any batch or of the last one.
+
+        In a value, or in what a client computes with before it has a record: lengths, offsets.
+        """
+        text = path.read_bytes()
+        start, end = batches(text)[-1] if last else chance.choice(batches(text))
+        changed = bytearray(text)
+        changed[chance.randrange(start, end)] ^= 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        return cls(path, text, struct.unpack_from(">q", text, start - _RECORDS)[0])
+
+    @property
+    def topic(self) -> str:
+        return self.path.parent.name.rpartition("-")[0]
+
+    @property
+    def number(self) -> int:
+        return int(self.path.parent.name.rpartition("-")[2])
+
+    def repair(self) -> None:
+        self.path.write_bytes(self.text)
+
+    def expect_named(self, error: CDCError | None) -> None:
+        """The error names topic, partition and offset, and what to do."""
+        assert isinstance(error, UnreadableError), error
+        assert f"reading {self.topic} [{self.number}]" in error.what
+        assert f"at offset {self.offset} " in error.what
+        assert "the broker's files are damaged" in error.hint
+        assert "a replica with sound files" in error.hint
+
+
 def test_every_altered_bit_of_a_record_is_named(written: PipelineUnderTest) -> None:
     """Whether or not the broker's checksum was made again, and a client can decode the record."""
     assert proof_of(written.config).findings == ()
@@ -143,10 +204,7 @@ def test_a_follower_applies_nothing_of_a_damaged_batch(
     written: PipelineUnderTest, tmp_path: Path
 ) -> None:
     """It waits, names partition and offset, and continues once the batch is sound again."""
-    topic = f"{written.config.prefix}.public.users"
-    path = next(each for each in files(written) if each.parent.name.startswith(f"{topic}-"))
-    text, chance = path.read_bytes(), Random(first_seed())
-    number = path.parent.name.rpartition("-")[2]
+    path, chance = users_file(written), Random(first_seed())
     until = written.frontiers()[-1].lsn
 
     def turn() -> CDCError | None:
@@ -154,24 +212,129 @@ def test_a_follower_applies_nothing_of_a_damaged_batch(
         return run_of(spark, written.config, "copy", until).take_turn()
 
     for _ in range(5):
-        start, end = chance.choice(batches(text))
-        changed = bytearray(text)
-        # In a value, or in what a client computes with before it has a record: lengths, offsets.
-        changed[chance.randrange(start, end)] ^= 1 << chance.randrange(8)
-        path.write_bytes(changed)
-        offset = struct.unpack_from(">q", text, start - _RECORDS)[0]
-        error = turn()
-        assert isinstance(error, UnreadableError), error
-        assert f"reading {topic} [{number}] from offset " in error.what
-        assert f"at offset {offset} " in error.what
-        assert "the broker's files are damaged" in error.hint
-    path.write_bytes(text)
+        damaged = Damaged.made(path, chance)
+        damaged.expect_named(turn())
+        damaged.repair()
     assert turn() is None
     stored = SqliteStore(tmp_path / "copy.db").query("SELECT id, name FROM users ORDER BY id")
     [expected] = written.query(
         "SELECT jsonb_agg(jsonb_build_array(id, name) ORDER BY id) FROM users"
     )
     assert [[each["id"], each["name"]] for each in stored] == expected
+
+
+@pytest.fixture
+def archived(written: PipelineUnderTest, tmp_path: Path) -> Archived:
+    """Return the archive of that log, which is still empty."""
+    archive = {"path": str(tmp_path / "archive"), "every_seconds": 0, "max_events": 20}
+    written.config_file = written.write("archive.yaml", archive=archive)
+    return Archived(written)
+
+
+def take_turn(archived: Archived, until: LSN) -> CDCError | None:
+    """Archive the log; return the error that prevented it."""
+    work = Archiving(archived.config, archived.spark, until)
+    return FollowerRun(archived.config, ARCHIVE, "delta", work).take_turn()
+
+
+def expect_complete(archived: Archived) -> None:
+    """Everything can be archived, once, and proved."""
+    assert take_turn(archived, archived.frontier()) is None
+    assert archived.stored() == archived.logged(archived.position())
+    proof = proving.prove(archived.config, opened(archived.config))
+    assert (proof.findings, proof.events) == ((), proof.seq)
+
+
+def test_the_archive_takes_nothing_of_a_damaged_batch(archived: Archived, tmp_path: Path) -> None:
+    """Of any topic it reads; it waits, and continues once the batch is sound again."""
+    chance, prefix, until = Random(first_seed()), archived.config.prefix, archived.frontier()
+    found = files(archived.pipeline, names.schema_topic(prefix))
+    assert {path.parent.name.removeprefix(f"{prefix}.").rpartition("-")[0] for path in found} == {
+        "public.users", "cdc.frontier", "cdc.messages", "cdc.dead", "cdc.schema",
+    }  # fmt: skip
+    for path in found:
+        rmtree(tmp_path / "archive", ignore_errors=True)
+        damaged = Damaged.made(path, chance)
+        damaged.expect_named(take_turn(archived, until))
+        # Frontiers before the damaged one are archived.
+        applied = archived.position().applied
+        ends = applied.end_of | {(names.frontier_topic(prefix), 0): applied.place}
+        assert ends.get((damaged.topic, damaged.number), 0) <= damaged.offset
+        damaged.repair()
+        expect_complete(archived)
+
+
+def test_a_compaction_reads_no_topic(archived: Archived) -> None:
+    """So it is of no concern to it that every file of the broker is damaged."""
+    expect_complete(archived)
+    found = files(archived.pipeline, names.schema_topic(archived.config.prefix))
+    chance = Random(first_seed())
+    damaged = [Damaged.made(path, chance) for path in found]
+    base, is_new = Compaction(archived.config, None).run()
+    assert is_new
+    assert base.seq == archived.position().applied.seq
+    for each in damaged:
+        each.repair()
+
+
+def test_a_proof_names_a_damaged_batch_and_compares_what_is_sound(
+    written: PipelineUnderTest,
+) -> None:
+    chance, sound = Random(first_seed()), proof_of(written.config)
+    schemas = names.schema_topic(written.config.prefix)
+    for path in files(written, schemas):
+        damaged = Damaged.made(path, chance)
+        proof = proof_of(written.config)
+        named = [each for each in proof.findings if "can't be read" in each]
+        assert len(named) == 1, proof.findings
+        assert named[0].startswith(f"{damaged.topic} [{damaged.number}] ")
+        assert f"at offset {damaged.offset} " in named[0]
+        assert "a replica with sound files" in named[0]
+        if "frontier" not in damaged.topic:
+            assert proof.findings == tuple(named)
+            assert proof.events == sound.events
+        damaged.repair()
+    assert proof_of(written.config) == sound
+
+
+def test_the_consoles_search_names_a_damaged_batch(
+    written: PipelineUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer has no versions rather than some of them; of other partitions it has all."""
+    monkeypatch.setattr(key_search, "SECONDS", 60.0)
+    config = written.config
+    damaged = Damaged.made(users_file(written), Random(first_seed()))
+    count = written.resume()[0].partitions[damaged.topic]
+    versions = reader.read_schemas(config)
+    places = {
+        id_: {partition_of(key, count) for key in log_keys("public.users", str(id_), versions)}
+        for id_ in range(20)
+    }
+    concerned = [id_ for id_, each in places.items() if damaged.number in each | {0}]
+    assert concerned
+    for id_ in concerned:
+        with pytest.raises(UnreadableError) as caught:
+            KeySearch(config, "public.users", str(id_)).run()
+        damaged.expect_named(caught.value)
+    for id_ in places.keys() - set(concerned):
+        answer = KeySearch(config, "public.users", str(id_)).run()
+        assert answer["searched"]["complete"]
+        assert answer["count"] > 0
+    shown = ConsoleUnderTest(written.config_file, tmp_path / "console.log")
+    try:
+        _, answer = shown.get(f"/api/explain?table=public.users&key={concerned[0]}")
+        assert answer["versions"] is None
+        assert f"{damaged.topic} [{damaged.number}]" in answer["error"]
+        assert f"at offset {damaged.offset} " in answer["error"]
+        assert "a replica with sound files" in answer["error"]
+    finally:
+        shown.close()
+    with closing(KeyIndexer(config)) as indexer:
+        indexer.start()
+        indexer.asked(damaged.topic)
+        wait_until(lambda: f"at offset {damaged.offset} " in indexer.error, "it reports nothing")
+    damaged.repair()
+    assert KeySearch(config, "public.users", str(concerned[0])).run()["searched"]["complete"]
 
 
 def test_altered_rows_of_a_snapshot_and_altered_schemas_are_named(

@@ -10,7 +10,13 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError, get_return_value
 from pyspark import TaskContext
 
-from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
+from cdc.errors import (
+    ConfigError,
+    FencedError,
+    RewrittenError,
+    UnavailableError,
+    UnreadableError,
+)
 from cdc.events import LSN
 from cdc.runtime.spark import job
 from cdc.snapshot.initial.records import PageRange, SnapshotPlan
@@ -45,6 +51,23 @@ def test_an_error_in_a_task_keeps_its_kind() -> None:
     assert isinstance(translated(RuntimeError("connection refused")), UnavailableError)
     error = tasks.Failure("RewrittenError", "what", "hint").error()
     assert (type(error), error.what, error.hint) == (RewrittenError, "what", "hint")
+
+
+def test_a_batch_that_executors_cannot_read_is_named() -> None:
+    """Kafka's own text, among the lines of Java; a topic's name may have dashes."""
+    java = (
+        "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times\n"
+        "Caused by: org.apache.kafka.common.KafkaException: Record batch for partition"
+        " a-1.public.users-2 at offset 1507 is invalid, cause: Record is corrupt (stored crc ="
+        " 1, computed crc = 2)\n\tat org.apache.kafka.clients.consumer\n"
+    )
+    error = translated(RuntimeError(java))
+    assert isinstance(error, UnreadableError)
+    assert error.what == (
+        "reading a-1.public.users [2]: the batch at offset 1507 is damaged: Record is corrupt"
+        " (stored crc = 1, computed crc = 2)"
+    )
+    assert "have a replica with sound files lead the partition" in error.hint
 
 
 def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) -> None:
