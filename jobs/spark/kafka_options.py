@@ -96,6 +96,9 @@ def reading(config: Config, ranges: Mapping[Partition, OffsetRange]) -> dict[str
         # After the last record there are only transaction markers: a fetch there must not wait for
         # more data, which by default takes half a second in each partition.
         "fetch.max.wait.ms": "10",
+        # After each poll Spark asks the broker for the partition's first and last offset. The
+        # default of 500 would ask ten times for one answer of 1 MB.
+        "max.poll.records": "10000",
     }
     return {
         **{f"kafka.{name}": value for name, value in (java(config.log.kafka) | ours).items()},
