@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from cdc import failpoints
 from cdc.runtime import spark as files
-from lockstep.jobs.archiving import proving, running
+from lockstep.jobs.archiving import cuts, proving, running
 from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
+from tests.fixtures.spark import need_java
 
 _JOB_SECONDS = 400
 
@@ -57,6 +59,40 @@ def test_a_job_killed_at_any_step_archives_every_record_once(
     proof = proving.prove(made.config, running.opened(made.config))
     assert not proof.findings
     assert proof.events == proof.seq == archived.position().applied.seq
+
+
+@pytest.mark.long("minutes of Spark")
+@pytest.mark.slow
+def test_a_job_killed_while_executors_are_a_cut_ahead_archives_every_record_once(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    need_java()
+    many = cuts.LARGE_EVENTS + 1_000
+    made = pipeline(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        archive={"path": str(tmp_path / "archive"), "every_seconds": 0, "max_events": many},
+        source={"canary_seconds": 0},
+    )
+    made.start().wait_ready()
+    archived = Archived(made)
+    for number in range(4):
+        made.database.execute(
+            f"INSERT INTO users SELECT {number * many} + g, 'n' FROM generate_series(1, {many}) g"
+        )
+        archived.log_reach()
+    command = [sys.executable, str(files.job("archive")), "--config", str(made.config_file)]
+    for failpoint in ("archive_written", "archive_committed:2", ""):
+        done = subprocess.run(
+            [*command, "--once"],
+            env={**os.environ, "LOCKSTEP_FAILPOINT": failpoint},
+            capture_output=True,
+            timeout=_JOB_SECONDS,
+            check=False,
+        )
+        assert done.returncode == (-signal.SIGKILL if failpoint else 0), done.stderr.decode()
+    assert archived.stored() == archived.logged(archived.position())
+    proof = proving.prove(made.config, running.opened(made.config))
+    assert (proof.findings, proof.events) == ((), proof.seq)
 
 
 def plain(archived: Archived) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 from shutil import rmtree
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ from cdc.log.row_keys import log_keys
 from cdc.operate.followers import ARCHIVE
 from cdc.verify.topics import prove as proof_of
 from lockstep.jobs.apply.running import FollowerRun
-from lockstep.jobs.archiving import proving
+from lockstep.jobs.archiving import cuts, proving
 from lockstep.jobs.archiving.running import Archiving, opened
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.following_stores import run_of
@@ -35,6 +35,9 @@ from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ALTERATIONS = 50
 # Of a batch in a broker's file: where its length is, its attributes, and its first record.
@@ -262,6 +265,26 @@ def test_the_archive_takes_nothing_of_a_damaged_batch(archived: Archived, tmp_pa
         assert ends.get((damaged.topic, damaged.number), 0) <= damaged.offset
         damaged.repair()
         expect_complete(archived)
+
+
+@pytest.mark.slow
+def test_executors_name_a_damaged_batch_and_the_cuts_before_it_are_archived(
+    spark: SparkSession, archived: Archived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read it while the cut before is written: its error waits for its turn."""
+    monkeypatch.setattr(cuts, "LARGE_EVENTS", 10)
+    archived.spark = lambda: spark
+    until = archived.frontier()
+    damaged = Damaged.made(users_file(archived.pipeline), Random(first_seed()), last=True)
+    damaged.expect_named(take_turn(archived, until))
+    place = (damaged.topic, damaged.number)
+    newest = archived.position()
+    assert newest.newest is not None
+    assert newest.applied.end_of[place] <= damaged.offset
+    damaged.repair()
+    archived.spark = None
+    assert archived.stored() == archived.logged(newest)
+    expect_complete(archived)
 
 
 def test_a_compaction_reads_no_topic(archived: Archived) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.runtime import spark as files
-from lockstep.jobs.archiving import proving, running, upkeep
+from lockstep.jobs.archiving import cuts, proving, running, upkeep
 from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.compacting import proving as bases_proving
@@ -151,7 +151,7 @@ def test_executors_archive_into_a_bucket_and_spark_writes_down_no_login(
     made = pipeline(_USERS, archive={"path": f"{bucket.url}/archive", "every_seconds": 0})
     made.start().wait_ready()
     archived = Archived(made)
-    many = running.LARGE_EVENTS + 1_000
+    many = cuts.LARGE_EVENTS + 1_000
     made.database.execute(f"INSERT INTO users SELECT g, 'n' FROM generate_series(1, {many}) g")
     archived.log_reach()
     folder = tmp_path / "spark"
