@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cdc.log.records import FrontierRecord
 
 FORMAT: Final = 1
+# S3 takes no object into a bucket with object lock without a checksum in a header.
+_CHECKSUM: Final = {"aws_checksum_algorithm": "sha256"}
 _NAME: Final = re.compile(r"(\d{20})-([0-9A-F]{16})-([A-Za-z0-9_-]{43})\.json")
 
 
@@ -47,7 +49,7 @@ class Notes:
     def __init__(self, config: Config, place: str) -> None:
         """`place` is a folder or the URL of a bucket, whose login is in the environment."""
         self._config, self.place = config, place
-        self._files = Files(place, {})
+        self._files = Files(place, _CHECKSUM if place.startswith(("s3://", "s3a://")) else {})
 
     def note(self) -> tuple[NotedChain, bool]:
         """Note the newest frontier; return it, and whether it was not there yet.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 from msgspec.structs import replace
+from obstore.exceptions import PermissionDeniedError
 
-from cdc.errors import ConfigError, GapError
+from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.log import acknowledged, digests, names, reader, records, topics
 from cdc.log.digests import ChunkHash
 from cdc.log.records import FrontierRecord, ResumePosition
@@ -25,8 +29,11 @@ from lockstep.jobs.archiving import proving
 from lockstep.jobs.archiving.noting import Notes
 from lockstep.jobs.archiving.running import Archiving
 from lockstep.jobs.archiving.table import ArchiveTable
+from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.lake import ConflictError
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.object_store import Bucket, CreateOnly, S3Proxy
 from tests.golden import loading
 from tests.golden.record_log import records_of
 
@@ -99,6 +106,55 @@ def test_noted_chains_are_compared_with_log_and_archive(
     assert f"the frontier {last.lsn} (seq {last.seq}) was noted" in finding
     assert "its newest commits are missing" in finding
     assert prove(line, "--digests", place, "--offline", "--lsn", str(until))[0] == 0
+
+
+def test_who_may_only_create_objects_can_note_chains_and_alter_none(
+    pipeline: NewPipeline, s3_server: S3Proxy, bucket: Bucket, tmp_path: Path
+) -> None:
+    """With the policy of docs/ARCHIVE.md, in a bucket with object lock."""
+    archive = {"path": str(tmp_path / "archive"), "every_seconds": 0}
+    made = pipeline(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        archive=archive,
+        source={"canary_seconds": 0},
+    )
+    made.start().wait_ready()
+    made.database.execute("INSERT INTO users VALUES (1, 'ada')")
+    Archived(made).reach()
+    place = f"{bucket.url}/audit"
+    with CreateOnly(s3_server, f"{bucket.folder.name}/audit") as guard:
+        for is_new in (True, False):
+            done = subprocess.run(
+                command(made, "archive", "digests", "--into", place),
+                env=os.environ | {"AWS_ENDPOINT_URL": guard.url},
+                capture_output=True, timeout=_SECONDS, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr.decode()
+            assert json.loads(done.stdout)["new"] is is_new
+        owner = Files(place, {})
+        [name] = owner.names(made.config.pipeline)
+        noted = f"{made.config.pipeline}/{name}"
+        content = owner.read(noted)
+        held = {"aws_endpoint": guard.url, "aws_checksum_algorithm": "sha256"}
+        login = Files(place, held)
+        with pytest.raises(ConflictError):
+            login.put_new(noted, b"other")
+        for attempt in (
+            partial(login.put, noted, b"other"),
+            partial(login.read, noted),
+            partial(login.names, ""),
+            partial(Files(bucket.url, held).put_new, "elsewhere", b"other"),
+        ):
+            with pytest.raises(UnavailableError):
+                attempt()
+        with pytest.raises(PermissionDeniedError):
+            obstore.delete(login.store, login.prefix + noted)
+        # Without the checksum S3 refuses it.
+        with pytest.raises(UnavailableError):
+            Files(place, {"aws_endpoint": guard.url}).put_new(f"{noted}.new", b"other")
+    assert owner.read(noted) == content
+    code, found = prove(made, "--digests", place)
+    assert (code, found["archive"]["noted"]) == (0, 1)
 
 
 def test_nothing_is_noted_of_an_altered_frontier(
