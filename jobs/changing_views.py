@@ -1,7 +1,8 @@
 """Make followers' stores hold the views that are declared, and no others.
 
 A follower's own copy does it if one runs, since two with different configurations would undo each
-other's work; else a copy in this process does, for as many cuts as it takes.
+other's work: it is started again to build, and asked to delete. Otherwise a copy in this process
+does it, for as many cuts as it takes.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from cdc.cli.options import print_waiting
 from cdc.errors import Exit, LagError, StoreLostError
 from cdc.events import LSN
-from cdc.log import follower_reports
+from cdc.log import follower_reports, view_drops
+from cdc.log.follower_reports import Reports
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following_views import ViewDropping, ViewsFollowing
 from lockstep.jobs.apply.running import FollowerRun
@@ -110,15 +112,20 @@ def _due(config: Config) -> dict[str, list[str]]:
 def drop(config: Config, followers: Iterable[str], view: str, waiting: Patience) -> set[str]:
     """Delete the rows of a view from followers' stores; return those that had it."""
     left, had = list(followers), set[str]()
+    reports = cache(partial(Reports, config))
     while due := _holding(config, left, view):
         left = list(due)
         had |= due.keys()
         views = {name: [view] for name in due}
-        free = _free(config, views, waiting, "stop its job while {} is deleted")
+        free = _free(config, views, waiting, "its job is asked to delete {} in its next cuts")
         waiting.expect(
             f"{', '.join(due)} has not deleted {view}",
-            "its own job must not run, that of its mirror must (`cdc follow`, `cdc status`)",
+            "its mirror's job must run, and its own, if it runs, must reach later frontiers"
+            " (`cdc status`); one that does not is to be stopped",
         )
+        # Again and again: a job may start at any time, and obeys nothing older.
+        for name in due.keys() - set(free):
+            reports().send(view_drops.key(config, name, view), None)
         made = {name: partial(ViewDropping, dropped=(view, due[name])) for name in free}
         _run(config, made, waiting, "deletes")
     return had

@@ -142,8 +142,9 @@ def drop(
 ) -> None:
     """Delete the rows of a view that is no longer declared from the followers' stores.
 
-    In their next cuts; an empty table stays. The followers' jobs must not run meanwhile, those of
-    their mirrors must. May be repeated, also after it was interrupted. Exits with 75 after the
+    In their next cuts; an empty table stays. A follower's job that runs is asked to do it, and then
+    computes the view no longer; one that does not run is run by this command. The jobs of their
+    mirrors must run. May be repeated, also after it was interrupted. Exits with 75 after the
     timeout.
     """
     _refuse_declared(config, name, followers)

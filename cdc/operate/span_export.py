@@ -131,7 +131,7 @@ def _follow(
                 elif topic == frontiers:
                     frontier = records.decode(FrontierRecord, value, topic)
                     tracing.frontier(frontier, int(each.timestamp()[1]) * 1_000)
-                else:
+                elif value:  # a request has none
                     tracing.report(records.decode(FollowerRecord, value, topic))
             tracing.expire()
             report()

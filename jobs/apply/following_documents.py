@@ -69,6 +69,9 @@ class DocumentsFollowing:
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         return apply(self._mirror, self._sink, cut, generation, self._spark)
 
+    def _before_cut(self) -> None:
+        """Do what is due before each cut, and each look for one."""
+
     def _named(self) -> set[str]:
         """Return what the store has, as tables."""
         return {f"{SCHEMA}.{name}" for name in self._mirror.names}
@@ -83,6 +86,7 @@ class DocumentsFollowing:
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return
+                self._before_cut()
                 cut = self._mirror.cut(state, self._through, self._most_events)
                 if cut is None:
                     run.polled()

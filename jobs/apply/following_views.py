@@ -6,6 +6,7 @@ is replaced in the next cut.
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import contextmanager
 from functools import cache, partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from cdc import failpoints
 from cdc.errors import ConfigError, NoAnswerError
 from cdc.events import LSN
+from cdc.log.view_drops import DropRequests
 from lockstep.jobs.apply.building_views import ViewBuilder
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.spark.session import work_session
@@ -33,9 +35,54 @@ if TYPE_CHECKING:
     from lockstep.jobs.views.definitions import Definition
     from lockstep.sinks.contract import Applied, Sink
 
+log = logging.getLogger("lockstep.jobs.follow")
+
+
+class ViewDrop:
+    """The deletion of a view's rows, in three cuts.
+
+    First the store records that the rows are about to be deleted, then they are, then that record
+    is: each in a cut of its own, since not every store writes a cut's tables in one commit. So an
+    interrupted one can be repeated, and a view that is declared again meanwhile is computed again.
+    """
+
+    def __init__(self, view: str, definition: Definition) -> None:
+        """`definition`: that in the store."""
+        self.view, self._definition = view, definition
+        self._steps = [self._rows, self._record]
+        if not definition.is_dropped:
+            self._steps.insert(0, self._announcement)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of the view is left to be deleted."""
+        return not self._steps
+
+    def changes(self, applied: Applied) -> Changes:
+        """Return what a cut writes of it."""
+        return self._steps[0](applied)
+
+    def has_applied(self) -> None:
+        """Note that the store is at the frontier of such a cut."""
+        del self._steps[0]
+        failpoints.reach("view_drop_step")
+
+    def _announcement(self, applied: Applied) -> Changes:
+        return definitions.changes({self.view: self._definition.as_dropped()}, applied)
+
+    def _rows(self, applied: Applied) -> Changes:
+        return Changes((self._definition.version(self.view),), [], truncated=applied.seq)
+
+    def _record(self, applied: Applied) -> Changes:
+        return definitions.changes({self.view: None}, applied)
+
 
 class ViewsFollowing(DocumentsFollowing):
-    """One follower's views: what `FollowerRun` calls as its session."""
+    """One follower's views: what `FollowerRun` calls as its session.
+
+    If `cdc view drop` asks for it, it deletes a view's rows, and computes the view no longer,
+    whatever its configuration declares.
+    """
 
     def __init__(
         self,
@@ -53,12 +100,15 @@ class ViewsFollowing(DocumentsFollowing):
         `rebuilt`: compute this view again in it, whether or not its definition has changed.
         """
         self._once, self._rebuilt = once, rebuilt
+        self._drops = list[ViewDrop]()  # one after another
+        self._requests = DropRequests(config, name)  # kept from session to session
         super().__init__(config, name, sink, spark=spark, until=until)
 
     def __call__(self, run: FollowerRun) -> None:
         assert isinstance(self._mirror, ViewCuts), "it is made below"
         run.progress.views = self._mirror.work
         super().__call__(run)
+        self._requests.close()
 
     @property
     def is_done(self) -> bool:
@@ -72,9 +122,23 @@ class ViewsFollowing(DocumentsFollowing):
     def _most_events(self) -> None:
         """No limit: the more a cut spans, the less is computed twice, and it is Spark that does."""
 
+    def _before_cut(self) -> None:
+        for view in self._requests.due():
+            self._drop(view)
+
+    def _drop(self, view: str) -> None:
+        """Delete a view in the next cuts, if the store has it and it is not being deleted."""
+        assert isinstance(self._mirror, ViewCuts), "it is made above"
+        found = definitions.stored(self._sink, [view]).get(view)
+        if found is None or any(each.view == view for each in self._drops):
+            return
+        self._mirror.forget(view)
+        self._drops.append(ViewDrop(view, found))
+        log.warning("%s: deletes the view %s, as `cdc view drop` has asked", self._name, view)
+
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         assert isinstance(self._mirror, ViewCuts), "it is made above"
-        more = self._more(cut.after.applied)
+        more = [each.changes(cut.after.applied) for each in self._drops[:1]]
         try:
             new = apply(self._mirror, self._sink, cut, generation, self._rebuilt, more)
         except NoAnswerError as error:
@@ -86,12 +150,12 @@ class ViewsFollowing(DocumentsFollowing):
             self._has_applied()
         return new
 
-    def _more(self, _: Applied) -> Sequence[Changes]:
-        """Return what else is written in a cut."""
-        return ()
-
     def _has_applied(self) -> None:
         """Note that a cut in which views can be computed again was applied."""
+        for each in self._drops[:1]:
+            each.has_applied()
+            if each.is_done:
+                self._drops.remove(each)
         if self._once:
             self._until = LSN(0)
 
@@ -107,12 +171,7 @@ class ViewsFollowing(DocumentsFollowing):
 
 
 class ViewDropping(ViewsFollowing):
-    """Deletes the rows of a view that the follower does not name, in its next cuts; and ends.
-
-    First the store records that the rows are about to be deleted, then they are, then that record
-    is: each in a cut of its own, since not every store writes a cut's tables in one commit. So an
-    interrupted one can be repeated, and a view that is declared again meanwhile is computed again.
-    """
+    """Deletes the rows of a view that the follower does not name, in its next cuts; and ends."""
 
     def __init__(
         self,
@@ -124,31 +183,13 @@ class ViewDropping(ViewsFollowing):
         spark: Callable[[], SparkSession],
     ) -> None:
         """`dropped`: the view, and its definition in the store."""
-        self._dropped, (_, definition) = dropped, dropped
-        self._steps = [self._rows, self._record]
-        if not definition.is_dropped:
-            self._steps.insert(0, self._announcement)
         super().__init__(config, name, sink, spark=spark)
-
-    def _more(self, applied: Applied) -> Sequence[Changes]:
-        return [self._steps[0](applied)]
+        self._drops.append(ViewDrop(*dropped))
 
     def _has_applied(self) -> None:
-        del self._steps[0]
-        failpoints.reach("view_drop_step")
-        if not self._steps:
+        super()._has_applied()
+        if not self._drops:
             self._until = LSN(0)
-
-    def _announcement(self, applied: Applied) -> Changes:
-        view, definition = self._dropped
-        return definitions.changes({view: definition.as_dropped()}, applied)
-
-    def _rows(self, applied: Applied) -> Changes:
-        view, definition = self._dropped
-        return Changes((definition.version(view),), [], truncated=applied.seq)
-
-    def _record(self, applied: Applied) -> Changes:
-        return definitions.changes({self._dropped[0]: None}, applied)
 
 
 def apply(

@@ -78,6 +78,11 @@ class Answers:
         joined = rows.combine_chunks() if rows.column(0).num_chunks > _MOST_PIECES else rows
         self._kept[view.name] = _Kept(_place(cut.after), view.definition.fingerprint, joined)
 
+    def forget(self, view: str) -> None:
+        """Forget the rows of a view that is no longer computed, and those they are chosen from."""
+        for name in [each for each in self._kept if each.partition(" ")[0] == view]:
+            del self._kept[name]
+
     def note_large(self, view: ViewPlan) -> None:
         """Note that a view has more rows than are kept."""
         self._large.add(view.name)

@@ -76,6 +76,14 @@ class ViewCuts(MirrorCuts):
         """The views' names."""
         return self._views
 
+    def forget(self, view: str) -> None:
+        """Compute this view no longer."""
+        self._views = tuple(each for each in self._views if each != view)
+        self._answers.forget(view)
+        self.work.pop(view, None)
+        # It may have been the one without an answer; the others are computed again.
+        self._planned = self._unanswered = None
+
     def cut(
         self,
         state: StoreState | None,
@@ -120,7 +128,7 @@ class ViewCuts(MirrorCuts):
         """
         after = cut.after.applied
         self.decisions = []
-        if not has_rows(cut):
+        if not has_rows(cut) or not self._views:
             return
         plans = self.plans(after)
         with self._working(cut, plans) as (spark, tables):

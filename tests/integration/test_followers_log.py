@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cdc.config import Config
 from cdc.events import LSN
-from cdc.log import names, topics
+from cdc.log import names, topics, view_drops
 from cdc.log.follower_reports import FollowerRecord, Readings, Reports, read
+from cdc.log.view_drops import DropRequests
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.reported import reported
 from tests.fixtures.servers import KafkaServer, log_alone
@@ -58,6 +60,33 @@ def test_the_newest_report_counts_but_not_an_older_generations(
     assert readings.refresh()["cache"].lsn == 10
     assert set(readings.newest) == {"cache", "search"}
     readings.close()
+
+
+def test_requests_are_read_by_the_job_that_runs_and_are_no_reports(
+    config: Config, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked for before a job started is not obeyed: its view may be declared again."""
+    monkeypatch.setattr(view_drops, "LOOK_SECONDS", 0.0)
+    reports, requests = Reports(config), DropRequests(config, "cache")
+
+    def ask(follower: str, view: str, **changed: str) -> None:
+        of = msgspec.structs.replace(config, **changed)
+        reports.send(view_drops.key(of, follower, view), None)
+        reports.write(written)
+        reports.flush()
+
+    written = report()
+    ask("cache", "earlier")
+    assert requests.due() == []
+    ask("cache", "totals")
+    ask("search", "totals")
+    ask("cache", "names")
+    ask("cache", "totals")
+    ask("cache", "foreign", pipeline="another")
+    assert requests.due() == ["totals", "names"]
+    assert requests.due() == []
+    requests.close()
+    assert read(config) == {"cache": written}
 
 
 def test_an_open_reader_sees_each_report_when_it_is_there(config: Config, report: Report) -> None:

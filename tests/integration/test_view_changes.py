@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import Exit, LagError
 from cdc.failpoints import VIEW_DROP_NAMES, VIEW_NAMES
+from cdc.log import follower_reports
+from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.changing_views import Patience, build, drop, planned, rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.commands import CommandSession, completed
@@ -77,14 +79,27 @@ class Changed(Followed):
         """Return a view's rows in each store, by id."""
         name = f"views.{view}"
         delta = read_as_of_arrow(str(self.root / "views"), [name]).tables[name].to_pylist()
-        with closing(sqlite3.connect(self.root / "table.db")) as connection:
-            connection.row_factory = sqlite3.Row
-            table = [dict(row) for row in connection.execute(f"SELECT * FROM {view}")]
         topic = rows_of(self.pipeline.bootstrap, f"{self.prefix}-stream.{name}").values()
         return [
             sorted(map(_plain, rows), key=lambda row: int(row["id"]))
-            for rows in (delta, list(self._in_redis(view)), table, topic)
+            for rows in (delta, list(self._in_redis(view)), self.in_table(view), topic)
         ]
+
+    def in_table(self, view: str) -> list[dict[str, Any]]:
+        """Return a view's rows in SQLite."""
+        with closing(sqlite3.connect(self.root / "table.db")) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(f"SELECT * FROM {view}")]
+
+    def runs(self, follower: str) -> bool:
+        """Return whether a follower's job reports that it runs."""
+        record = follower_reports.read(self.config).get(follower)
+        return record is not None and record.runs
+
+    def expect_running(self, runs: Mapping[str, FollowerRun]) -> None:
+        """Fail unless all of these follow, soon."""
+        fine = {"following", "catching_up"}
+        wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
 
     def _in_redis(self, view: str) -> Iterator[dict[str, Any]]:
         for key in self.client.scan_iter(f"{self.prefix}-{view}:*"):
@@ -166,21 +181,82 @@ def test_a_changed_view_is_built_and_a_dropped_ones_rows_are_deleted(changed: Ch
 
 
 @pytest.mark.long("five followers are started twice: a minute")
-def test_a_follower_that_runs_builds_its_views_itself_and_is_stopped_for_a_drop(
-    changed: Changed,
-) -> None:
+def test_a_follower_that_runs_builds_its_views_itself(changed: Changed) -> None:
     changed.pipeline.start().wait_ready()
     changed.pipeline.database.execute(ROWS)
     changed.follow("lake", *STORES)
     changed.declare({"prices": {"sql": CHANGED, "key": ["id"]}})
-    with changed.following("lake", *STORES) as runs:
+    with changed.following("lake", *STORES):
         build(changed.config, Patience(_SECONDS))
         changed.expect_equal("prices", CHANGED)
-        fine = {"following", "catching_up"}
-        wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
-        with pytest.raises(LagError, match=r"answers.* has not deleted names"):
-            drop(changed.config, STORES, "names", Patience(3))
         changed.expect_equal("names", NAMES)
+
+
+@pytest.mark.long("five followers are started twice: a minute", sample=["True"])
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_follower_that_runs_deletes_a_dropped_view_itself(
+    changed: Changed, *, declares: bool
+) -> None:
+    """Whether or not the configuration that it was started with still declares the view."""
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    kept = {"prices": DECLARED["prices"]}
+    if not declares:
+        changed.declare(kept)
+    with changed.following("lake", *STORES) as runs:
+        changed.expect_running(runs)
+        changed.declare(kept)
+        assert drop(changed.config, STORES, "names", Patience(_SECONDS)) == set(STORES)
+        assert changed.stored("names") == [[]] * len(STORES)
+        changed.pipeline.database.execute("UPDATE products SET price = price + 1, name = 'other'")
+        changed.reach(*runs.values())
+        changed.expect_equal("prices", PRICES)
+        assert changed.stored("names") == [[]] * len(STORES)
+        assert changed.states() == {"prices": {"unchanged"}}
+
+
+def test_a_view_without_an_answer_is_dropped_while_its_follower_waits(changed: Changed) -> None:
+    changed.declare(DECLARED | {"prices": {"sql": SHARES, "key": ["id"]}})
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    with changed.following("lake", *STORES) as runs:
+        changed.pipeline.database.execute("UPDATE products SET price = 0, name = 'other'")
+        waiting = [runs[name] for name in STORES]
+        wait_until(lambda: {run.state for run in waiting} == {"waiting"}, "one has an answer", 120)
+        changed.declare({"names": DECLARED["names"]})
+        assert drop(changed.config, STORES, "prices", Patience(_SECONDS)) == set(STORES)
+        assert changed.stored("prices") == [[]] * len(STORES)
+        changed.expect_equal("names", NAMES)
+        changed.expect_running(runs)
+
+
+@pytest.mark.long("jobs with Spark, which are killed", sample=[f"{VIEW_DROP_NAMES[0]}:2"])
+@pytest.mark.parametrize(
+    "failpoint", [f"{name}:{count}" for name in VIEW_DROP_NAMES for count in (1, 2, 3)]
+)
+def test_what_a_killed_job_has_not_deleted_the_command_deletes(
+    changed: Changed, tmp_path: Path, failpoint: str
+) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", "table")
+    job = CommandSession(
+        changed.pipeline.config_file,
+        *("follow", "--followers", "table"),
+        log=tmp_path / "follow.log",
+        scratch=tmp_path / "scratch",
+        failpoint=failpoint,
+    )
+    with changed.following("lake"):
+        wait_until(lambda: changed.runs("table"), "the job does not run", 120)
+        changed.declare({"prices": DECLARED["prices"]})
+        assert drop(changed.config, ["table"], "names", Patience(_SECONDS)) == {"table"}
+        assert job.process.wait(_SECONDS) == -signal.SIGKILL, job.log
+        job.kill()
+        assert changed.in_table("names") == []
+        assert changed.in_table("prices") != []
 
 
 def test_a_view_is_computed_again_where_no_other_copy_of_its_follower_runs(
@@ -195,8 +271,7 @@ def test_a_view_is_computed_again_where_no_other_copy_of_its_follower_runs(
         changed.expect_equal("prices", PRICES)
     with changed.following("lake", "cache") as runs:
         assert changed.client.delete(f"{changed.prefix}-prices:3")
-        fine = {"following", "catching_up"}
-        wait_until(lambda: {run.state for run in runs.values()} <= fine, "a follower does not run")
+        changed.expect_running(runs)
         with pytest.raises(LagError, match="cache has not computed prices again"):
             rebuild(changed.config, ["cache"], "prices", Patience(3))
         assert not changed.client.exists(f"{changed.prefix}-prices:3")
