@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.config.value_options import Values
+from cdc.decode.types import ValueKind, names_of
 from cdc.errors import GapError
 from cdc.log import names
 from cdc.log.reader import read_schemas
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
 
 
-_INTEGERS: Final = ("int2", "int4", "int8")
+_INTEGERS: Final = names_of(ValueKind.INTEGER)
 
 
 def version(record: SchemaRecord) -> Version:

@@ -121,6 +121,7 @@ def test_who_may_only_create_objects_can_note_chains_and_alter_none(
     made.start().wait_ready()
     made.database.execute("INSERT INTO users VALUES (1, 'ada')")
     Archived(made).reach()
+    assert made.daemon.term() == 0  # so that no frontier comes between the two
     place = f"{bucket.url}/audit"
     with CreateOnly(s3_server, f"{bucket.folder.name}/audit") as guard:
         for is_new in (True, False):
