@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from cdc.runtime import parent
 
 # A niceness at which the daemon gets what it needs of a busy processor.
 _NICENESS: Final = 10
@@ -23,11 +22,4 @@ def end_with_parent() -> None:
     os.nice(_NICENESS)
     with suppress(OSError):  # Linux has it
         Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, "ascii")
-    threading.Thread(target=_wait, name="cdc-parent", daemon=True).start()
-
-
-def _wait() -> None:
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_STOP_SECONDS)
-    os._exit(0)
+    parent.end_with(sys.stdin.buffer.read, within=_STOP_SECONDS)

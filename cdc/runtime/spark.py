@@ -8,10 +8,8 @@ dependencies must be installed where executors run.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from importlib.metadata import version
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import LocalStackError
-from cdc.runtime import class_archive
+from cdc.runtime import class_archive, parent
 from cdc.runtime.artifacts import ArtifactCache, default_cache, lock_sections
 from cdc.runtime.java import system_java
 
@@ -61,12 +59,11 @@ def end_with_jvm() -> None:
         return
     jvm = os.getppid()
 
-    def watch() -> None:
+    def jvm_ends() -> None:
         while os.getppid() == jvm:
             time.sleep(_LOOK_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="cdc-jvm", daemon=True).start()
+    parent.end_with(jvm_ends)
 
 
 def jars(progress: Progress) -> list[Path]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import sys
-import threading
 import time
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cdc import errors
 from cdc.errors import CDCError, Exit, UnavailableError
-from cdc.runtime import bugs
+from cdc.runtime import bugs, parent
 from cdc.snapshot.initial.task import CopyTask
 
 if TYPE_CHECKING:
@@ -108,7 +106,8 @@ def _work(pipe: Connection, config: Config, plan: SnapshotPlan, number: int) -> 
     bugs.install()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to all: the parent stops us
     signal.signal(signal.SIGTERM, _exit)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if (host := multiprocessing.parent_process()) is not None:
+        parent.end_with(host.join, within=_STOP_SECONDS, code=1)
     reporter = _Teller(pipe)
     try:
         with CopyTask(config, plan, number, report=reporter.at_hand) as task:
@@ -145,12 +144,3 @@ class _Teller:
 
 def _exit(_signal: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(0)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_STOP_SECONDS)
-        os._exit(1)
