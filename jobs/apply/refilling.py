@@ -8,13 +8,12 @@ read, and the follower halts.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import GapError
 from cdc.log import names, reader
 from lockstep.jobs.cuts.chosen import Chosen
-from lockstep.jobs.cuts.schemas import key_form
+from lockstep.jobs.cuts.schemas import key_forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,9 +88,7 @@ def direct(config: Config, topics: Iterable[str]) -> list[str]:
 
 def rekeyed(config: Config, topics: Iterable[str]) -> list[str]:
     """Return the topics whose tables have had more than one key."""
-    keys = defaultdict[str, set[object]](set)
-    for record in reader.read_schemas(config):
-        keys[record.topic].add(key_form(record))
+    keys = key_forms(reader.read_schemas(config))
     return sorted(topic for topic in topics if len(keys.get(topic, ())) > 1)
 
 

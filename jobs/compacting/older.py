@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,7 @@ from lockstep.jobs.compacting.fold import held, remaining
 from lockstep.jobs.compacting.frontiers import quoted
 from lockstep.jobs.cuts.altered import KEY, alterations
 from lockstep.jobs.cuts.reduce import parsed
-from lockstep.jobs.cuts.schemas import key_form, version
+from lockstep.jobs.cuts.schemas import key_forms, version
 from lockstep.sinks.delta import lake
 
 if TYPE_CHECKING:
@@ -140,7 +139,5 @@ class OlderEvents:
 
 def uncompacted_topics(versions: Collection[Version]) -> frozenset[str]:
     """Return the topics of tables without a key, or that have had more than one."""
-    keys = defaultdict[str, set[object]](set)
-    for each in versions:
-        keys[each.topic].add(key_form(each))
+    keys = key_forms(versions)
     return frozenset(topic for topic, its in keys.items() if len(its) > 1 or () in its)

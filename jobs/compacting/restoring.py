@@ -25,7 +25,7 @@ from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.chosen import Chosen
-from lockstep.jobs.cuts.schemas import key_form
+from lockstep.jobs.cuts.schemas import key_forms
 from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
@@ -85,11 +85,10 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> FillS
 def unreadable(config: Config, older: OlderEvents, topics: frozenset[str]) -> list[str]:
     """Return why these tables are not in the archive completely, or can't be read from it."""
     found = []
-    versions = older.every_version().values()
+    keys = key_forms(older.every_version().values())
     for topic in sorted(topics):
         table = names.table_name(config.prefix, topic)
-        keys = {key_form(each) for each in versions if each.topic == topic}
-        if len(keys) > 1:
+        if len(keys.get(topic, ())) > 1:
             found.append(f"{table} had another key before")
         if config.selection.of(names.table_of(config.prefix, topic)).snapshot == "direct":
             found.append(f"{table} was copied directly, not through the log")

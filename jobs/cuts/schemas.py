@@ -5,7 +5,8 @@ A version's record is in the log before its events, so one read of the topic fin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
 
+
+KeyForm: TypeAlias = "tuple[tuple[str, bool], ...]"
 
 _INTEGERS: Final = names_of(ValueKind.INTEGER)
 
@@ -51,7 +54,7 @@ def version(record: SchemaRecord) -> Version:
     )
 
 
-def key_form(table: SchemaRecord | Version) -> tuple[tuple[str, bool], ...]:
+def key_form(table: SchemaRecord | Version) -> KeyForm:
     """Return the key's columns, and which of them the log writes as integers.
 
     Two versions with one form write the same key for a row. An integer becomes a text with the same
@@ -59,6 +62,14 @@ def key_form(table: SchemaRecord | Version) -> tuple[tuple[str, bool], ...]:
     """
     integers = {each.name for each in table.columns if each.type in _INTEGERS and each.mask is None}
     return tuple((name, name in integers) for name in table.key)
+
+
+def key_forms(tables: Iterable[SchemaRecord | Version]) -> dict[str, set[KeyForm]]:
+    """Return the forms that the keys of tables have had, by topic."""
+    found = defaultdict[str, set[KeyForm]](set)
+    for each in tables:
+        found[each.topic].add(key_form(each))
+    return found
 
 
 class Schemas:
