@@ -181,6 +181,8 @@ def judge(config: Config, statuses: list[FollowerStatus]) -> Iterator[Cause]:
             what = f"the log no longer holds what {each.name} has not applied"
             remedy = f"cdc rebuild {each.name}"
             yield _cause(each, what, NEW_ARCHIVE if each.is_archive else remedy, Exit.CONFIG)
+            if not each.record or not each.record.runs:
+                continue  # to run it would not help
         found = _trouble(config, each)
         if found is not None:
             yield _cause(each, *found, _since(each))
