@@ -87,18 +87,19 @@ def undelivered(config: Config, name: str, *, as_json: bool) -> None:
 
 
 def _event(config: Config, record: UndeliveredRecord) -> dict[str, Any]:
-    """Return the event of an undecided record, None where the log no longer has it."""
+    """Return the event of an undecided record, None where the log has it no longer, or damaged."""
     import orjson  # noqa: PLC0415 - not for --help
 
     from cdc.deliver import undelivered as found  # noqa: PLC0415 - as above
-    from cdc.errors import GapError  # noqa: PLC0415 - as above
+    from cdc.errors import GapError, UnreadableError  # noqa: PLC0415 - as above
 
     if record.state != "undelivered":
         return {}
     try:
-        return {"event": orjson.loads(found.event(config, record))}
-    except GapError:
-        return {"event": None}
+        value = found.event(config, record)
+    except (GapError, UnreadableError):
+        value = b""
+    return {"event": orjson.loads(value) if value else None}
 
 
 @queue.command(

@@ -5,6 +5,7 @@ A change that was given out `attempts` times and never acknowledged is given up:
 (`cdc.deliver.undelivered`), and only then taken out of the queue. The note is written before the
 broker's own limit, at which it would drop the change silently. What was given up can be given out
 again: its place is written into a topic that every queue reads as well (`names.retries_topic`).
+What the broker's files have damaged is noted at once: Kafka's clients take it out of the queue.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import msgspec
 
 from cdc.deliver import undelivered
 from cdc.deliver.group_changes import GroupChange, change_of, topics_of
-from cdc.errors import ConfigError, GapError
+from cdc.errors import ConfigError, GapError, UnreadableError
 from cdc.log import names, queues, records, topics
 from cdc.log.acknowledged import AcknowledgedWriter
+from cdc.log.client import DAMAGED
 from cdc.log.group_records import UndeliveredRecord, queue_group
 from cdc.log.queues import Delivered
 
@@ -90,6 +92,9 @@ class Queue:
             if each.partition == self._retries:
                 found += self._again(each)
                 continue
+            if each.damage:
+                given_up.append(each)
+                continue
             change = change_of(self._config, each.partition, each.offset, each.key, each.value)
             if change.seq <= self._start_seq:
                 self._member.accept(each.partition, each.offset)
@@ -98,7 +103,7 @@ class Queue:
             else:
                 found.append(self._delivery(change, each))
         if given_up:
-            self._give_up(given_up, _NEVER_ACKNOWLEDGED)
+            self._give_up(given_up)
         return found
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -126,6 +131,8 @@ class Queue:
 
     def _again(self, delivered: Delivered) -> list[Delivery]:
         """Return the change that is to be given out again; nothing if that is another queue's."""
+        if delivered.damage:
+            raise UnreadableError(delivered.damage, hint=DAMAGED)
         record = records.decode(UndeliveredRecord, delivered.value, self._retries[0])
         place = delivered.partition, delivered.offset
         if (record.pipeline, record.group) != (self._config.pipeline, self._group):
@@ -135,12 +142,17 @@ class Queue:
         if delivered.deliveries <= self._attempts:
             try:
                 key, value = undelivered.message(self._config, record)
-            except GapError as error:
+            except (GapError, UnreadableError) as error:
                 why = error.what
             else:
                 partition = record.topic, record.partition
-                change = change_of(self._config, partition, record.offset, key, value)
-                return [self._delivery(change, delivered)]
+                if value:
+                    change = change_of(self._config, partition, record.offset, key, value)
+                    if change.seq > self._start_seq:
+                        return [self._delivery(change, delivered)]
+                # Of a batch that was damaged: a tombstone, or from before the queue's start.
+                self._member.accept(*place)
+                return []
         attempts, now_us = record.attempts + delivered.deliveries - 1, time.time_ns() // 1_000
         noted = msgspec.structs.replace(
             record,
@@ -156,17 +168,19 @@ class Queue:
         self._member.send(wait=True)
         return []
 
-    def _give_up(self, given_up: Sequence[Delivered], why: str) -> None:
+    def _give_up(self, given_up: Sequence[Delivered]) -> None:
         now_us = time.time_ns() // 1_000
         notes = [
             UndeliveredRecord(
                 pipeline=self._config.pipeline,
                 group=self._group,
-                id=undelivered.event_id(self._config, each.value),
+                id=undelivered.place_id(each.partition, each.offset)
+                if each.damage
+                else undelivered.event_id(self._config, each.value),
                 topic=each.partition[0],
                 partition=each.partition[1],
                 offset=each.offset,
-                why=why,
+                why=each.damage or _NEVER_ACKNOWLEDGED,
                 attempts=each.deliveries - 1,
                 at_us=now_us,
             )

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.deliver.reporter")
 
+# An error that does not occur again for so long is over: longer than a start and what it waits for.
+_OVER_SECONDS = 60.0
+
 
 class DeliveryCounts(NamedTuple):
     """What a webhook has done since it began, and how it is."""
@@ -41,6 +44,14 @@ class DeliveryCounts(NamedTuple):
     moved_at_us: int = 0  # when something was last delivered or given up, or was there to deliver
 
 
+class _Failure(NamedTuple):
+    """An error after which a webhook starts again."""
+
+    error: CDCError
+    since_us: int  # of the first one without a pause
+    until: float  # monotonic; over then, if it does not occur again
+
+
 class Reporter:
     """Reports what `counts` returns until the `with` ends: by an error that halts, or well."""
 
@@ -50,6 +61,7 @@ class Reporter:
         self._state: WebhookState = "delivering"
         self._since_us = _now_us()
         self._halted: CDCError | None = None
+        self._failure: _Failure | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"webhook {name} reports")
 
@@ -63,6 +75,16 @@ class Reporter:
         self._halted = error if isinstance(error, CDCError) else None
         self._over.set()
         self._thread.join()
+
+    def failed(self, error: CDCError) -> None:
+        """Note an error after which the webhook starts again."""
+        known = self._lasting()
+        since_us = known.since_us if known else _now_us()
+        self._failure = _Failure(error, since_us, time.monotonic() + _OVER_SECONDS)
+
+    def _lasting(self) -> _Failure | None:
+        failure = self._failure
+        return failure if failure and time.monotonic() < failure.until else None
 
     def _run(self) -> None:
         reports: Reports | None = None
@@ -91,7 +113,8 @@ class Reporter:
                 reports.send(report_key(each), None)
 
     def _report(self) -> WebhookReport:
-        counts, halted = self._counts(), self._halted
+        counts, halted, failure = self._counts(), self._halted, self._lasting()
+        error = halted or (failure.error if failure else None)
         state: WebhookState = "halted" if halted else "away" if counts.away else "delivering"
         if state != self._state:
             self._state, self._since_us = state, _now_us()
@@ -106,8 +129,9 @@ class Reporter:
             given_up=counts.given_up,
             held=counts.held,
             failing=counts.failing,
-            what=halted.what if halted else counts.away or counts.refused,
-            hint=halted.hint if halted else "",
+            what=error.what if error else counts.away or counts.refused,
+            hint=error.hint if error else "",
+            failed_since_us=failure.since_us if failure else None,
             at_us=_now_us(),
         )
 

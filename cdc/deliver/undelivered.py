@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.group_records import UndeliveredRecord, UndeliveredState
+    from cdc.log.partitions import Partition
 
 
 class _Source(msgspec.Struct):
@@ -55,6 +56,11 @@ def event_id(config: Config, value: bytes) -> str:
     return f"{config.pipeline}-{source.epoch}-{source.seq}"
 
 
+def place_id(partition: Partition, offset: int) -> str:
+    """Return what stands for an event's id where the event can't be read."""
+    return f"{partition[0]}-{partition[1]}-{offset}"
+
+
 def read(config: Config, group: str) -> Iterator[UndeliveredRecord]:
     """Yield what a group gave up, oldest first, decided ones too."""
     found = group_records.read_once(config).undelivered_of(group)
@@ -62,12 +68,15 @@ def read(config: Config, group: str) -> Iterator[UndeliveredRecord]:
 
 
 def event(config: Config, record: UndeliveredRecord) -> bytes:
-    """Return an event's JSON, read from its place in the log; raise GapError if it is deleted."""
+    """Return an event's JSON, read from its place in the log; raise GapError if it is deleted.
+
+    Empty for a tombstone: in the place of what could not be read there may be one.
+    """
     return message(config, record)[1]
 
 
 def message(config: Config, record: UndeliveredRecord) -> tuple[bytes | None, bytes]:
-    """Return the key of an event's row and its JSON; raise GapError if it is deleted."""
+    """Return the key of an event's row and what `event` does."""
     partition = record.topic, record.partition
     wanted = OffsetRange(record.offset, record.offset + 1)
     with closing(LogConsumer(config)) as consumer:

@@ -224,7 +224,7 @@ def deliver(
 
     `running` has the webhook by its name while it runs. Raises what only a person can fix.
     """
-    with Reporter(config, name, lambda: _counts_of(running.get(name))):
+    with Reporter(config, name, lambda: _counts_of(running.get(name))) as reporter:
         while not stopping():
             try:
                 running[name] = WebhookRun(config, name)
@@ -234,6 +234,7 @@ def deliver(
                 if error.policy is Policy.HALT:
                     raise
                 log.warning("the webhook %s starts again: %s", name, error.what)
+                reporter.failed(error)
                 ends = time.monotonic() + _AGAIN_SECONDS
                 while not stopping() and time.monotonic() < ends:
                     time.sleep(_IDLE_SECONDS)

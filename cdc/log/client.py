@@ -6,11 +6,12 @@ https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient
 
 from cdc.errors import (
@@ -222,6 +223,16 @@ def translate(error: KafkaError, doing: str) -> CDCError:
         hint="see that the brokers run, that log.bootstrap_servers is right, and that the addresses"
         " which the brokers advertise are reached from here",
     )
+
+
+def close_damaged(client: Consumer | ShareConsumer) -> None:
+    """Close a client that has met a damaged batch, in the background.
+
+    librdkafka asks for an offset then that it has read from within the batch, and continues
+    wherever the answer leads. Closed before that is answered, it may wait for itself for ever:
+    https://github.com/confluentinc/librdkafka/issues/4514
+    """
+    threading.Thread(target=client.close, name="close-consumer", daemon=True).start()
 
 
 def _text(error: KafkaError) -> str:

@@ -14,7 +14,6 @@ of its records is returned: librdkafka would abort the process where it decodes 
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +29,15 @@ from confluent_kafka import (
 
 from cdc.errors import CDCError, GapError, UnreadableError
 from cdc.log import absence
-from cdc.log.client import NOT_THERE, UNREADABLE, settings, translate, translated, watermarks
+from cdc.log.client import (
+    NOT_THERE,
+    UNREADABLE,
+    close_damaged,
+    settings,
+    translate,
+    translated,
+    watermarks,
+)
 from cdc.log.partitions import OffsetRange, Partition
 
 if TYPE_CHECKING:
@@ -117,16 +124,10 @@ class LogConsumer:
         self._end_client()
 
     def _end_client(self) -> None:
-        """Close the client; in the background if it has met a damaged batch.
-
-        librdkafka asks for an offset then that it has read from within the batch, and continues
-        wherever the answer leads. Closed before that is answered, it may wait for itself for ever:
-        https://github.com/confluentinc/librdkafka/issues/4514
-        """
-        if not self._met_damage:
+        if self._met_damage:
+            close_damaged(self._client)
+        else:
             self._client.close()
-            return
-        threading.Thread(target=self._client.close, name="close-consumer", daemon=True).start()
 
     def _replace_client(self) -> None:
         """Continue with another client after a damaged batch."""

@@ -81,8 +81,9 @@ class WebhookReport(msgspec.Struct, frozen=True, kw_only=True):
     given_up: int = 0
     held: int = 0
     failing: int = 0  # keys that the receiver refuses
-    what: str = ""  # why it is away, has halted, or was refused last
+    what: str = ""  # why it is away, has halted, starts again, or was refused last
     hint: str = ""
+    failed_since_us: int | None = None  # since when it starts again after errors
     at_us: int
 
     @property

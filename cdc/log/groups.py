@@ -21,7 +21,14 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import group_records, topics
-from cdc.log.client import NOT_THERE, UNREADABLE, settings, translate, translated
+from cdc.log.client import (
+    NOT_THERE,
+    UNREADABLE,
+    close_damaged,
+    settings,
+    translate,
+    translated,
+)
 from cdc.log.consumer import LogConsumer
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.group_compaction import GroupCompaction, GroupPlace
@@ -139,6 +146,7 @@ class Group:
         """
         self._config, self.name, self._released = config, name, released
         self._error: CDCError | None = None
+        self._met_damage = False  # a batch that could not be read
         self._progress: dict[Partition, GroupProgress] = {}
         self._committed: dict[Partition, int] = {}
         self._commit_at = 0.0
@@ -169,7 +177,8 @@ class Group:
 
         Raises GapError if some that the group has not received are deleted, CompactedError if
         compaction has removed some, which may show after later ones came. After an error while
-        it got partitions it raises that always: close it then, and join again.
+        it got partitions, or UnreadableError for a batch that the broker's files have damaged, it
+        raises that always: close it then, and join again.
         """
         if self._error is not None:
             raise self._error
@@ -236,6 +245,11 @@ class Group:
 
     def close(self) -> None:
         """Commit what is acknowledged, and leave."""
+        if self._met_damage:
+            self._give_away(self.partitions)
+            self._released = _ignore  # the client calls it from another thread now
+            close_damaged(self._client)
+            return
         with translated(f"leaving the group {group_id(self._config, self.name)}"):
             self._client.close()
 
@@ -260,12 +274,14 @@ class Group:
             client.pause([TopicPartition(*each) for each in starts])
 
     def _revoked(self, client: Consumer, given: list[TopicPartition]) -> None:
-        leaving = {(each.topic, each.partition) for each in given}
+        self._give_away({(each.topic, each.partition) for each in given})
+        client.incremental_unassign(given)
+
+    def _give_away(self, leaving: set[Partition]) -> None:
         self._released(leaving)
         with suppress(CDCError):  # the next member receives again what is not committed
             self.commit()
         self._forget(leaving)
-        client.incremental_unassign(given)
 
     def _lost(self, client: Consumer, given: list[TopicPartition]) -> None:
         leaving = {(each.topic, each.partition) for each in given}
@@ -306,14 +322,23 @@ class Group:
             progress = self._progress.get(partition)
             if progress is not None:
                 _expect_held(self.name, partition, progress.committed, held)
-        if error.fatal() or error.code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, *UNREADABLE}:
-            raise translate(error, f"reading {partition[0]} [{partition[1]}]")
+        doing = f"reading {partition[0]} [{partition[1]}]"
+        if error.code() in UNREADABLE:
+            # What the client receives after it is not what follows: the batch is incomplete.
+            self._met_damage, self._error = True, translate(error, doing)
+            raise self._error
+        if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise translate(error, doing)
 
 
 _SEEK: Final = (
     "decide where the group goes on, and what of the time in between its programs need:"
     " `cdc group seek NAME --to beginning`, or a time, or an LSN"
 )
+
+
+def _ignore(_: set[Partition]) -> None:
+    """Do nothing with partitions that go to other members."""
 
 
 def group_id(config: Config, name: str) -> str:

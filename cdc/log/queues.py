@@ -6,8 +6,9 @@ broker counts its deliveries. Needs Kafka 4.3 (KIP-932, and its settings by grou
 Kafka assigns partitions to members all the same, each to as few as there are members for: so a
 partition with one member waits for that one. And librdkafka gives a member all records of a
 producer's batch at once, and no way to renew a lock: so it may hold many records, and each of their
-deliveries counts. A record that was delivered as often as the group's limit allows would be dropped
-silently; `Delivered.deliveries` shows it long before. Not for several threads at once.
+deliveries counts. Of a batch that can't be read it gives an error for each record, and rejects
+them. A record that was delivered as often as the group's limit allows would be dropped silently;
+`Delivered.deliveries` shows it long before. Not for several threads at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from cdc.errors import ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import acknowledged, compaction, group_records, names, records, topics
-from cdc.log.client import UNREADABLE, settings, translated
+from cdc.log.client import UNREADABLE, settings, translate, translated
 from cdc.log.group_records import QueueRecord, queue_group
 from cdc.log.groups import BEGINNING, NOW, described, frontier_at, group_id
 from cdc.log.inspection import newest_frontier
@@ -79,7 +80,10 @@ _UNSUPPORTED: Final = {
 
 
 class Delivered(NamedTuple):
-    """A record, the how many-th delivery this is, and until when its lock lasts (monotonic)."""
+    """A record, the how many-th delivery this is, and until when its lock lasts (monotonic).
+
+    `damage` says why it can't be read; it has no key and no value then.
+    """
 
     partition: Partition
     offset: int
@@ -87,6 +91,7 @@ class Delivered(NamedTuple):
     value: bytes
     deliveries: int
     until: float
+    damage: str = ""
 
 
 class ShareMember:
@@ -121,7 +126,8 @@ class ShareMember:
     def receive(self, seconds: float) -> list[Delivered]:
         """Return records that this member alone has now; wait up to `seconds` for some.
 
-        Those that were received before and are undecided are released first.
+        Those that were received before and are undecided are released first. Records of a batch
+        that the broker's files have damaged are among them.
         """
         for at in list(self._open):
             self.release(*at)
@@ -132,22 +138,24 @@ class ShareMember:
         began = max(asked_at, time.monotonic() - seconds)
         found = []
         for message in messages:
-            error = message.error()
-            if error is not None:
-                if error.fatal() or error.code() in UNREADABLE:
-                    raise KafkaException(error)
-                log.debug("reading as a member of %s: %s", self._id, error.str())
-                continue
+            error, damage = message.error(), ""
             partition = str(message.topic()), int(message.partition() or 0)
+            if error is not None:
+                doing = f"reading {partition[0]} [{partition[1]}]"
+                if error.fatal():
+                    raise translate(error, doing)
+                if error.code() not in UNREADABLE:
+                    log.debug("%s as a member of %s: %s", doing, self._id, error.str())
+                    continue
+                damage = translate(error, doing).what
             offset, value = int(message.offset() or 0), message.value()
             self._open[partition, offset] = None
-            if value is None:
+            if value is None and not damage:
                 self.accept(partition, offset)  # a tombstone
                 continue
-            count = message.delivery_count() or 1
-            until = began + self._lock_seconds
-            key = row_key(message.key())
-            found.append(Delivered(partition, offset, key, value, count, until))
+            count, until = message.delivery_count() or 1, began + self._lock_seconds
+            key, value = (None, b"") if damage else (row_key(message.key()), value or b"")
+            found.append(Delivered(partition, offset, key, value, count, until, damage))
         return found
 
     def accept(self, partition: Partition, offset: int) -> None:

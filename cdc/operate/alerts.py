@@ -98,8 +98,8 @@ ALERTS: Final = (
     ),
     Alert(
         "LockstepWebhookStalled", "lockstep_webhook_stalled_seconds > 180", "0m", "page",
-        "a webhook has delivered nothing for 3 minutes: its receiver is away or refuses",
-        "cdc webhook status; see the receiver's log",
+        "for 3 minutes a webhook has delivered nothing, or started again after errors",
+        "cdc webhook status names the error; else see the receiver's log",
     ),
     Alert(
         "LockstepWebhookUndelivered", "lockstep_webhook_undelivered > 0", "0m", "ticket",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cdc.errors import Exit
+from cdc.errors import Exit, UnreadableError
 from cdc.log import group_states, topics
 from cdc.log.consumer import LogConsumer
 from cdc.log.group_records import GroupReadings, WebhookReport, webhook_group
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from cdc.log.partitions import OffsetRange, Partition
 
 
-STATES: Final = (*("new", "gap", "halted", "not_running", "silent", "away", "delivering"),)
+STATES: Final = (
+    *("new", "gap", "halted", "retrying", "not_running", "silent", "away", "delivering"),
+)
 
 
 class WebhookStatus(NamedTuple):
@@ -48,6 +50,8 @@ class WebhookStatus(NamedTuple):
             return "new"
         if self.group.gap:
             return "gap"
+        if self.retrying:
+            return "retrying"
         if not self.group.members:
             halted = self.reports and self.reports[0].state == "halted"
             return "halted" if halted else "not_running"
@@ -59,6 +63,11 @@ class WebhookStatus(NamedTuple):
     def away(self) -> WebhookReport | None:
         """The report that its receiver does not answer."""
         return next((each for each in self.running if each.state == "away"), None)
+
+    @property
+    def retrying(self) -> WebhookReport | None:
+        """The report that it starts again and again, after an error that may pass."""
+        return next((each for each in self.running if each.failed_since_us is not None), None)
 
     @property
     def failing(self) -> int:
@@ -76,7 +85,12 @@ class WebhookStatus(NamedTuple):
 
     @property
     def stalled_seconds(self) -> float:
-        """How long it has delivered and given up nothing, although the log has more for it."""
+        """How long it has delivered and given up nothing, although the log has more for it.
+
+        Or how long it has started again after errors, whatever it delivered in between.
+        """
+        if self.retrying:
+            return _ago(self.retrying.failed_since_us) or 0.0
         moved = [_ago(each.moved_at_us) or 0.0 for each in self.running]
         return min([*moved, self.lag_seconds or 0.0])
 
@@ -137,12 +151,18 @@ class WebhooksReader:
         )
 
     def _oldest_us(self, ranges: dict[Partition, OffsetRange]) -> int | None:
-        """Return when the log took the first record of the ranges; None if there is none."""
+        """Return when the log took the first record of the ranges; None if there is none.
+
+        And if it can't be read: the webhook itself says so.
+        """
         if not ranges:
             return None
         if self._log is None:
             self._log = LogConsumer(self._config, skip_deleted=True)
-        return self._log.oldest_us(ranges)
+        try:
+            return self._log.oldest_us(ranges)
+        except UnreadableError:
+            return None
 
     def close(self) -> None:
         """Close the connections."""
@@ -189,6 +209,12 @@ def _troubles(each: WebhookStatus) -> Iterator[Cause]:
         yield _cause(each, Level.FAILED, what, f"{remedy}; then {run}", since)._replace(
             exit_code=Exit.CONFIG
         )
+        return
+    if each.retrying:
+        since = _ago(each.retrying.failed_since_us) or 0.0
+        level = Level.FAILED if since > STALLED_SECONDS else Level.DEGRADED
+        what = f"the webhook {name} starts again: {each.retrying.what}"
+        yield _cause(each, level, what, each.retrying.hint, since)
         return
     if not group.members:
         what = f"the webhook {name} does not run, {group.lag:,} offsets are not acknowledged"

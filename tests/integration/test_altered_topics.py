@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
+import threading
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -14,15 +17,18 @@ import pytest
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 from msgspec.structs import replace
 
+import lockstep
 from cdc.console import key_search
 from cdc.console.key_indexer import KeyIndexer
 from cdc.console.key_search import KeySearch
+from cdc.deliver import undelivered, webhooks
 from cdc.encode.partition import partition_of
 from cdc.errors import CDCError, UnreadableError
 from cdc.events import LSN
 from cdc.log import acknowledged, names, reader, records, topics
 from cdc.log.row_keys import log_keys
 from cdc.operate.followers import ARCHIVE
+from cdc.operate.status import read_status
 from cdc.verify.topics import prove as proof_of
 from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving import cuts, proving
@@ -32,14 +38,19 @@ from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.archived import Archived
 from tests.fixtures.console import ConsoleUnderTest
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.read_back import read_to_end
+from tests.fixtures.receiver import Receiver
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cdc.config import Config
+
 ALTERATIONS = 50
+SECRET = "whsec_" + "QUJD" * 10
 # Of a batch in a broker's file: where its length is, its attributes, and its first record.
 _LENGTH, _ATTRIBUTES, _RECORDS = 8, 21, 61
 _IS_CONTROL = 0x20
@@ -179,7 +190,7 @@ class Damaged(NamedTuple):
         """The error names topic, partition and offset, and what to do."""
         assert isinstance(error, UnreadableError), error
         assert f"reading {self.topic} [{self.number}]" in error.what
-        assert f"at offset {self.offset} " in error.what
+        assert re.search(rf"at offsets? {self.offset}\b", error.what), error.what
         assert "the broker's files are damaged" in error.hint
         assert "a replica with sound files" in error.hint
 
@@ -358,6 +369,147 @@ def test_the_consoles_search_names_a_damaged_batch(
         wait_until(lambda: f"at offset {damaged.offset} " in indexer.error, "it reports nothing")
     damaged.repair()
     assert KeySearch(config, "public.users", str(concerned[0])).run()["searched"]["complete"]
+
+
+Places = set[tuple[str, int, int]]
+
+
+def users_events(made: PipelineUnderTest) -> Places:
+    """Return where the log has the changes of rows."""
+    topic = f"{made.config.prefix}.public.users"
+    count = made.resume()[0].partitions[topic]
+    return {
+        (topic, each.partition(), each.offset())  # type: ignore[misc]
+        for each in read_to_end(made.config, {topic: count})
+        if each.value() is not None
+    }
+
+
+def from_batch_on(damaged: Damaged, events: Places) -> Places:
+    """Return which events are in the damaged batch, or after it in its partition."""
+    return {each for each in events if each[1] == damaged.number and each[2] >= damaged.offset}
+
+
+def group_reads(config: Config, group: str, left: Places) -> CDCError | None:
+    """Take what a member receives from `left`, until nothing is left or there is an error."""
+    deadline, failed = time.monotonic() + START_SECONDS, None
+    with lockstep.Client(config) as client:
+        changes = client.changes(["public.users"], group, "beginning")
+        while left and time.monotonic() < deadline:
+            try:
+                received = changes.receive(0.2)
+            except CDCError as error:
+                failed = error
+                break
+            for change in received:
+                left.discard((*change.partition, change.offset))
+                changes.acknowledge(change)
+        if failed is not None:
+            with pytest.raises(UnreadableError):
+                changes.receive(0.2)
+        began = time.monotonic()
+        changes.close()
+        assert time.monotonic() - began < 20
+    return failed
+
+
+def test_a_group_is_given_nothing_after_a_damaged_batch(written: PipelineUnderTest) -> None:
+    """Its member leaves; the next one is given what is left once the batch is sound again."""
+    path, chance, events = users_file(written), Random(first_seed()), users_events(written)
+    for number in range(3):
+        damaged, left = Damaged.made(path, chance), set(events)
+        damaged.expect_named(group_reads(written.config, f"group{number}", left))
+        assert left >= from_batch_on(damaged, events)
+        damaged.repair()
+        assert group_reads(written.config, f"group{number}", left) is None
+        assert not left
+
+
+def test_a_queue_notes_a_damaged_batch_and_gives_it_out_once_it_is_sound(
+    written: PipelineUnderTest,
+) -> None:
+    """Kafka's client takes it out of the queue; members go on with all others."""
+    path, chance, events = users_file(written), Random(first_seed()), users_events(written)
+    for number in range(2):
+        damaged = Damaged.made(path, chance)
+        expect_noted_and_given_out(written.config, f"queue{number}", damaged, events)
+
+
+def expect_noted_and_given_out(config: Config, name: str, damaged: Damaged, events: Places) -> None:
+    group, left = f"queue.{name}", set(events)
+
+    def noted() -> Places:
+        """Return where the events are that the queue gave up."""
+        found = list(undelivered.read(config, group))
+        named = f"reading {damaged.topic} [{damaged.number}]"
+        assert all(each.why.startswith(named) for each in found)
+        return {(each.topic, each.partition, each.offset) for each in found}
+
+    queue_gives(config, name, left, lambda: left <= noted())
+    assert left <= noted()
+    assert min(noted()) == (damaged.topic, damaged.number, damaged.offset)
+    # While it is damaged, this changes nothing.
+    undelivered.queue_again(config, group, ())
+    queue_gives(config, name, left, lambda: states(config, group) == {"undelivered"})
+    assert left <= noted()
+    damaged.repair()
+    undelivered.queue_again(config, group, ())
+    queue_gives(config, name, left, lambda: not left)
+    assert not left
+    assert states(config, group) == {"sent again"}
+
+
+def queue_gives(config: Config, name: str, left: Places, done: Callable[[], bool]) -> None:
+    """Take what a member is given from `left` until `done`, or nothing has come for long."""
+    deadline = time.monotonic() + START_SECONDS
+    with (
+        lockstep.Client(config) as client,
+        client.queue(["public.users"], name, "beginning") as given,
+    ):
+        while not done() and time.monotonic() < deadline:
+            for each in given.receive(0.5):
+                left.discard((*each.change.partition, each.change.offset))
+                given.acknowledge(each)
+
+
+def states(config: Config, group: str) -> set[str]:
+    """Return the states of what a queue gave up."""
+    return {each.state for each in undelivered.read(config, group)}
+
+
+def test_a_webhook_names_a_damaged_batch_and_delivers_it_once_it_is_sound(
+    written: PipelineUnderTest,
+) -> None:
+    """As `cdc status` shows it; it starts again by itself."""
+    with Receiver(SECRET, lambda _: 204) as receiver:
+        hook = {"url": receiver.url, "secrets": [SECRET], "tables": ["public.users"]}
+        more = {"start": "beginning", "allow": ["127.0.0.0/8"]}
+        written.config_file = written.write("hook.yaml", webhooks={"hook": {**hook, **more}})
+        config = written.config
+        count, over = len(users_events(written)), threading.Event()
+        damaged = Damaged.made(users_file(written), Random(first_seed()))
+        running = threading.Thread(target=webhooks.deliver, args=(config, "hook", over.is_set, {}))
+        running.start()
+        try:
+            named = f"{damaged.topic} [{damaged.number}]"
+
+            def causes() -> str:
+                found = read_status(config)
+                assert [each.name for each in found.webhooks] == ["hook"]
+                return str([each for each in found.verdict.causes if each.about == "webhook"])
+
+            wait_until(lambda: f"starts again: reading {named}" in causes(), "it says nothing")
+            assert "a replica with sound files" in causes()
+            damaged.repair()
+            wait_until(lambda: len(delivered(receiver)) == count, "it does not deliver all")
+        finally:
+            over.set()
+            running.join()
+
+
+def delivered(receiver: Receiver) -> set[int]:
+    """Return the seq of every event that the receiver has."""
+    return {each["change"]["source"]["seq"] for each in receiver.delivered}
 
 
 def test_altered_rows_of_a_snapshot_and_altered_schemas_are_named(
