@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Form = Callable[[bytes], bytes]
 
 _INTEGER: Final = re.compile(rb"-?\d+")
+_QUOTED_INTEGER: Final = re.compile(rb'"(-?\d+)"')
 _ILLEGIBLE: Final = re.compile(rb'\{"base64":"([A-Za-z0-9+/]+=*)"\}')
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - counted from here, whatever the zone
 # Parts of ranks: a value that has only a text sorts before or after all that fit.
@@ -70,9 +71,12 @@ class ValueReader:
         )
         chosen = msgspec.convert(options, Values)
         self._form = _function(values.form(described, chosen))
+        numeric = chosen.interval_handling_mode == "numeric"
+        if numeric and kind_of(element_of(name) or "") is ValueKind.INTERVAL:
+            self._form = _with_integers(self._form)
         # A value that the log could not write as text is in the mirror as the log's own JSON.
         self._is_json: Callable[[bytes], bool] | None = None
-        if kind is ValueKind.INTERVAL and chosen.interval_handling_mode == "numeric":
+        if numeric and kind is ValueKind.INTERVAL:
             self._is_json = _is_integer
         elif chosen.invalid_text_handling_mode == "base64":
             self._is_json = _is_illegible
@@ -137,6 +141,11 @@ def exact_texts(exact: pa.Array | None, names: Sequence[str], rows: int) -> list
         return [nothing] * len(names)
     maps = [dict(each or ()) for each in exact.to_pylist()]
     return [[each.get(name) for each in maps] for name in names]
+
+
+def _with_integers(form: Form) -> Form:
+    """Return a form of arrays whose elements of digits are JSON's integers."""
+    return lambda text: _QUOTED_INTEGER.sub(rb"\1", form(text))
 
 
 def _is_integer(text: bytes) -> bool:

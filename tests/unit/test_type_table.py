@@ -209,6 +209,20 @@ def test_microseconds_of_an_interval_are_text_in_sql_alone_and_in_arrays() -> No
         assert ColumnValues(column, options, postgres=True).type == "text"
 
 
+@pytest.mark.parametrize("text", ['{"1 day 00:00:01",NULL,"-1 mons"}', '{{"1 day"},{"2 days"}}'])
+def test_documents_have_microseconds_of_intervals_as_numbers_in_arrays_too(text: str) -> None:
+    values = Values(interval_handling_mode="numeric")
+    options = msgspec.to_builtins(values)
+    for name, written in (("interval", "1 day 00:00:01"), ("_interval", text)):
+        column = Column("c", name, described(name).type_id, -1, nullable=True)
+        value = encoded(described(name), written.encode(), values)
+        version = Version(1, "public", "t", "x", ("c",), (column,), options)
+        kind = dict(wanted(version))["c"]
+        mirrored, odd = ColumnReader(version).columns([b'{"c":%b}' % value], {"c": kind}, {})["c"]
+        exact = [None] if odd is None else odd.to_pylist()
+        assert ValueReader(column, options).read(mirrored, exact, compares=True).json == [value]
+
+
 def test_views_and_copies_have_each_type() -> None:
     for name, modifier, _ in CASES:
         source = described(name, modifier)
