@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # A query's text grows with the values in it; for more values than this it has only the smallest and
 # the largest.
 _NAMED_AT_MOST: Final = 5_000
+# delta-rs reads the bounds of a file's decimals as doubles: it skips files by no more digits.
+_EXACT_DIGITS: Final = 15
+_INTEGERS: Final = range(-(1 << 63), 1 << 63)
 _TABLE: Final = "t"
 
 
@@ -72,6 +75,9 @@ class MirrorTables:
     ) -> Iterator[Row]:
         table = self.open(reader.node.table)
         if table is None or not wanted:
+            return
+        # A mirror gets a column with its first value; until then it is NULL, which equals nothing.
+        if not {field.name for field in table.schema().fields} >= {*columns}:
             return
         schema = pa.schema(table.schema().to_arrow())
         tests = [
@@ -256,18 +262,25 @@ def among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
 def _literal(kind: pa.DataType, term: Term) -> str | None:
     """Return the SQL literal that equals the term in a column of that type; None if there is none.
 
-    There is none for a value that has more than one text, for example a number stored as text.
+    There is none for a value that has more than one text, for example a number stored as text, and
+    for one that the column can't hold.
     """
     match term:
         case bool():
             return None
-        case int() if types.is_integer(kind):
+        case int() if types.is_integer(kind) and term in _INTEGERS:
             return f"{term:d}"
         case str() if types.is_string(kind) or types.is_string_view(kind):
             return "'" + term.replace("'", "''") + "'"
-        case Decimal() | int() if types.is_decimal(kind):
-            return f"CAST('{term:f}' AS DECIMAL({kind.precision},{kind.scale}))"
+        case Decimal() | int() if types.is_decimal(kind) and _is_exact(kind, term):
+            return f"CAST('{Decimal(term):f}' AS DECIMAL({kind.precision},{kind.scale}))"
         case date() if types.is_date(kind):
             return f"DATE '{term}'"
         case _:
             return None
+
+
+def _is_exact(kind: pa.DataType, term: Decimal | int) -> bool:
+    """Return whether delta-rs compares a decimal with what files of this type have."""
+    digits: int = kind.precision
+    return digits <= _EXACT_DIGITS and abs(term) < 10 ** (digits - int(kind.scale))

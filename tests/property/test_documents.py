@@ -326,3 +326,45 @@ def test_documents_are_those_of_each_frontier_of_a_real_mirror(
 ) -> None:
     deltas = Deltas(tmp_path_factory.mktemp("mirror"))
     _follow(steps, deltas.at)
+
+
+def test_a_query_finds_values_whatever_else_is_wanted(tmp_path: Path) -> None:
+    """Decimals of more digits than a double has, and values that no row of the column can have."""
+    columns = {"id": _INT, "large": ("numeric", 1700, (30 << 16) + 4), "price": _NUMERIC}
+    version = Version(
+        1,
+        "shop",
+        "sums",
+        "x.shop.sums",
+        ("id",),
+        tuple(Column(each, *kind, nullable=True) for each, kind in columns.items()),
+        {},
+    )
+    large = [number * 10**22 + 1 for number in range(4)]
+    write_deltalake(
+        tmp_path,
+        pa.table(
+            {
+                "id": pa.array(range(4), pa.int64()),
+                "large": pa.array(map(Decimal, large), pa.decimal128(30, 0)),
+                "price": pa.array(map(Decimal, range(4)), pa.decimal128(10, 2)),
+                SEQ: pa.array(range(4), pa.int64()),
+                EXACT: pa.nulls(4, _EXACT),
+            }
+        ),
+    )
+    node = DocumentNode(
+        "sums", "shop.sums", ("id",), (), by=tuple((each, each) for each in columns)
+    )
+    place = {node.table: MirrorVersion(str(tmp_path), 0)}
+    tables = MirrorTables(place, {node: NodeRows(node, version)})
+    wanted: dict[str, set[Terms]] = {
+        "id": {(1,), (1 << 70,)},
+        "large": {(large[1],), (Decimal("0.5"),)},
+        "price": {(1,), (1 << 70,), (Decimal("0.001"),)},
+    }
+    for name, terms in wanted.items():
+        found = tables.trace(node, (name,), frozenset(terms))
+        assert [row.terms["id"] for row in found] == [1], name
+    # The mirror gets a column with the first value of it.
+    assert not [*tables.trace(node, ("later",), frozenset({(1,)}))]
