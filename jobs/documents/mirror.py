@@ -18,9 +18,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import types
 
+from lockstep.sinks.delta import column_index, lake, stored_files
 from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import layout as delta_layout
 from lockstep.sinks.delta.lake import quoted
+from lockstep.sinks.delta.stored_files import live_rows
 from lockstep.sinks.documents import Row
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class MirrorTables:
         self, places: Mapping[str, MirrorVersion], rows: Mapping[DocumentNode, NodeRows],
         storage: Mapping[str, str] | None = None, files: StoredFiles | None = None,
     ) -> None:  # fmt: skip
-        """`files` keeps what is read of rows that changed, from one cut to the next."""
+        """`files` keeps what is read, from one cut to the next."""
         self._places, self._rows, self._files = places, rows, files
         self._storage = dict(storage or {})
         self._opened: dict[str, DeltaTable] = {}
@@ -79,14 +81,37 @@ class MirrorTables:
         # A mirror gets a column with its first value; until then it is NULL, which equals nothing.
         if not {field.name for field in table.schema().fields} >= {*columns}:
             return
-        schema = pa.schema(table.schema().to_arrow())
-        tests = [
-            among(schema, column, {terms[at] for terms in wanted})
-            for at, column in enumerate(columns)
-        ]
-        for row in _read(reader, table, tests):
+        terms = {column: {each[at] for each in wanted} for at, column in enumerate(columns)}
+        for row in self._by_index(reader, table, terms) or _by_query(reader, table, terms):
             if row.of(columns) in wanted:
                 yield row
+
+    def _by_index(
+        self, reader: NodeRows, table: DeltaTable, terms: Mapping[str, set[Term]]
+    ) -> Iterator[Row] | None:
+        """Return the rows that have one of the terms in each column, and maybe others.
+
+        None if what is in memory can't find them, or does not fit there.
+        """
+        files = self._files
+        if files is None or not stored_files.can_read(table):
+            return None
+        schema = lake.arrow_schema(table)
+        found = {name: column_index.sought(schema.field(name).type, terms[name]) for name in terms}
+        tests = {name: wanted for name, wanted in found.items() if wanted is not None}
+        if not tests:
+            return None
+        there = [name for name in reader.columns if name in schema.names]
+        try:
+            rows = files.find(table, lake.arrow_schema(table, there), tests)
+        except FileNotFoundError:
+            return None
+        if rows is None:
+            return None
+        for name in reader.columns:
+            if name not in schema.names:
+                rows = rows.append_column(name, pa.nulls(rows.num_rows))
+        return _rows_in(reader, rows.select(reader.columns))
 
     def every(self, node: DocumentNode) -> Iterator[Row]:
         """Yield all rows of the node's table."""
@@ -169,6 +194,17 @@ class MirrorTables:
         return self._places.get(table) != since._places.get(table)
 
 
+def _by_query(reader: NodeRows, table: DeltaTable, terms: Mapping[str, set[Term]]) -> Iterator[Row]:
+    """Yield the rows that have one of the terms in each column, and maybe others."""
+    schema = pa.schema(table.schema().to_arrow())
+    return _read(reader, table, [among(schema, name, terms[name]) for name in terms])
+
+
+def _rows_in(reader: NodeRows, rows: pa.Table) -> Iterator[Row]:
+    for batch in rows.combine_chunks().to_batches():
+        yield from reader.read(batch)
+
+
 def _read(reader: NodeRows, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
     columns = _selected(reader, table, _TABLE)
     where = " AND ".join([live(table, _TABLE), *filter(None, tests)])
@@ -188,15 +224,6 @@ def _selected(reader: NodeRows, table: DeltaTable, name: str) -> str:
 def _rows_of(reader: NodeRows, builder: QueryBuilder, query: str) -> Iterator[Row]:
     for batch in pa.RecordBatchReader.from_stream(builder.execute(query)):
         yield from reader.read(batch)
-
-
-def live_rows(rows: pa.Table) -> pa.Table:
-    """Return the current rows: neither marked as deleted nor historical."""
-    if delta_layout.CURRENT in rows.column_names:
-        return rows.filter(rows[delta_layout.CURRENT])
-    if delta_layout.DELETED in rows.column_names:
-        return rows.filter(pc.invert(pc.fill_null(rows[delta_layout.DELETED], fill_value=False)))
-    return rows
 
 
 def differing(old: pa.Table, new: pa.Table, key: list[str]) -> tuple[pa.Table, pa.Table]:

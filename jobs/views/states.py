@@ -22,7 +22,6 @@ from lockstep.jobs.documents.mirror import (
     among,
     differing,
     live,
-    live_rows,
     without,
 )
 from lockstep.jobs.views.plans import ADDED, NEW, OLD, REMOVED
@@ -31,6 +30,7 @@ from lockstep.jobs.views.types import INEXACT, PgType, of
 from lockstep.jobs.views.values import quoted, string
 from lockstep.sinks.delta import difference as delta_difference
 from lockstep.sinks.delta import lake, layout, plain, stored_files
+from lockstep.sinks.delta.stored_files import live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,24 +1,29 @@
-"""Rows of a table's files by their numbers, from columns that stay in memory while they are few.
+"""Rows of a table's files by their numbers, or by values, from columns that stay in memory.
 
 Files never change: a column of a row group that was read once is the same in every later version,
-and which rows are deleted is in the log. So a cut of a large table costs what it looks at, not what
-the files have. What does not fit is read again each time.
+and so is an index of a file's column (`sinks.delta.column_index`); which rows are deleted is in the
+log. So a cut of a large table costs what it looks at, not what the files have. What does not fit is
+read again each time, and by values nothing is found of a table that does not fit.
+
+The files of a table's two newest versions are known, because a cut reads both.
 
 Of tables whose files are what readers see (`can_read`): no mapped columns, no partitions.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lockstep.sinks.delta import lake, log, roaring
-from lockstep.sinks.delta.layout import EXACT
-from lockstep.sinks.delta.positions import with_deleted
+from lockstep.sinks.delta import column_index, lake, log, roaring
+from lockstep.sinks.delta.columns import one_chunk
+from lockstep.sinks.delta.layout import CURRENT, DELETED, EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,18 +33,14 @@ if TYPE_CHECKING:
 # In bytes, of all tables of a follower: some 15 million rows of four columns.
 MOST_BYTES: Final = 512 << 20
 
+# A table's name and a file's path, and what is kept of the file.
+_Place = tuple[str, str]
+_Part = tuple[object, ...]
+
 
 def can_read(table: DeltaTable) -> bool:
     """Return whether the files have what readers see, but for deleted rows."""
     return not table.metadata().partition_columns and not lake.is_mapped(table)
-
-
-class _Deleted(NamedTuple):
-    """The rows of a file that a deletion vector has."""
-
-    vector: Mapping[str, Any]
-    numbers: pa.Array  # ascending
-    flags: pa.BooleanArray  # of each row
 
 
 class RowGroup:
@@ -78,17 +79,24 @@ class RowGroup:
 
     def _is_null(self, name: str) -> bool:
         """Return whether the group has no value of a column."""
-        if name not in self._file.footer.names:
+        footer = self._file.footer
+        if name not in footer.names:
             return True
         if name != EXACT:
             return False
+        if self._number not in footer.exact_is_null:
+            footer.exact_is_null[self._number] = self._exact_is_null()
+        return footer.exact_is_null[self._number]
+
+    def _exact_is_null(self) -> bool:
         chunks = (self.about.column(at) for at in range(self.about.num_columns))
         stats = [each.statistics for each in chunks if each.path_in_schema.startswith(f"{EXACT}.")]
         return all(each is not None and each.null_count == self.rows for each in stats)
 
     def _columns(self, fields: list[pa.Field]) -> dict[str, pa.Array]:
-        place = self._file.table, self._file.path, self._number
-        found = {field.name: self._files.kept.get((*place, field.name)) for field in fields}
+        place, number = (self._file.table, self._file.path), self._number
+        kept = self._files.kept.get(place, {})
+        found = {field.name: kept.get((number, field.name)) for field in fields}
         # A column may have another type now.
         missing = [each for each in fields if getattr(found[each.name], "type", None) != each.type]
         if missing:
@@ -99,7 +107,7 @@ class RowGroup:
             read = lake.under(part, pa.schema(missing)).combine_chunks()
             for name, values in zip(names, read.itercolumns(), strict=True):
                 found[name] = values.chunk(0)
-                self._files.keep((*place, name), found[name])
+                self._files.keep(place, (number, name), found[name])
         return found
 
 
@@ -108,6 +116,8 @@ class _Footer(NamedTuple):
 
     metadata: pq.FileMetaData
     names: frozenset[str]
+    ends: list[int]  # of each group, in rows
+    exact_is_null: dict[int, bool]  # whether a group has no value of `_exact`, if it was asked for
 
 
 class _File(NamedTuple):
@@ -123,91 +133,173 @@ class StoredFiles:
     """The files of a lake's tables, for one reader."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._bytes = most_bytes, 0
-        self.kept = dict[tuple[str, str, int, str], pa.Array]()
-        # Of each table the newest version that was asked for, and its files.
-        self._versions = dict[str, tuple[int, log.Added]]()
-        self._footers = dict[tuple[str, str], _Footer]()
-        self._deleted = dict[tuple[str, str], _Deleted]()
+        self._most, self.bytes = most_bytes, 0
+        # By file: columns of a row group, by its number and their names, and indexes of a column.
+        self.kept = dict[_Place, dict[_Part, pa.Array | pa.RecordBatch]]()
+        # Of each table the two newest versions that were asked for, and their files.
+        self._versions = dict[str, dict[int, log.Added]]()
+        self._footers = dict[_Place, _Footer]()
+        # By file: the two deletion vectors that were decoded last.
+        self._deleted: dict[_Place, list[tuple[Mapping[str, Any], pa.Array]]] = {}
+        self._too_large = set[str]()
 
     def follow(self, table: DeltaTable) -> log.Added:
-        """Return the add action of each file at the table's version; forget other files."""
+        """Return the add action of each file at the table's version; forget files of older ones."""
         name, version = _name(table), table.version()
-        before, known = self._versions.get(name, (-1, log.Added()))
-        if before == version:
-            return known
-        since = log.since(table, before) if 0 <= before < version else None
-        if since is None:
+        known = self._versions.setdefault(name, {})
+        if version in known:
+            return known[version]
+        before = max((each for each in known if each < version), default=None)
+        since = log.since(table, before) if before is not None else None
+        if before is None or since is None:
             found = log.added(table)
         else:
             added, removed = since
-            found = {path: add for path, add in known.items() if path not in removed} | added
-        self._versions[name] = version, found
-        for path in known.keys() - found.keys():
-            self._forget(name, path)
+            found = {
+                path: add for path, add in known[before].items() if path not in removed
+            } | added
+        known[version] = found
+        for old in sorted(known)[:-2]:
+            for path in known.pop(old):
+                if not self._is_current(name, path):
+                    self._forget((name, path))
+        return found
+
+    def find(
+        self, table: DeltaTable, schema: pa.Schema, tests: Mapping[str, pa.Array]
+    ) -> pa.Table | None:
+        """Return columns of the live rows that have a value of each test, and maybe of others.
+
+        A test has a column's name, and the values as indexes have them (`column_index.sought`).
+        None if what is read for it does not fit. Raises FileNotFoundError if a file was deleted.
+        """
+        name, parts = _name(table), [schema.empty_table()]
+        marks = [each.name for each in table.schema().fields if each.name in {CURRENT, DELETED}]
+        of_columns = [lake.arrow_schema(table, [each, *marks]) for each in tests]
+        for path in self.follow(table):
+            if name in self._too_large:
+                return None
+            indexes = [self._index(table, path, of_column) for of_column in of_columns]
+            found = column_index.find(zip(indexes, tests.values(), strict=True))
+            if len(found):
+                parts += self._alive(table, path, schema, found.cast(pa.int64()))
+        return None if name in self._too_large else pa.concat_tables(parts)
+
+    def _alive(
+        self, table: DeltaTable, path: str, schema: pa.Schema, found: pa.Array
+    ) -> Iterator[pa.Table]:
+        """Yield columns of those of a file's rows that the table's version has."""
+        alive = self.alive(table, path, found)
+        file, of_groups = self._file(table, path), dict[int, list[int]]()
+        for number in (found if alive is None else found.filter(alive)).to_pylist():
+            of_groups.setdefault(bisect_right(file.footer.ends, number), []).append(number)
+        for at, numbers in of_groups.items():
+            first = file.footer.ends[at - 1] if at else 0
+            here = pa.array([number - first for number in numbers], pa.int64())
+            yield RowGroup(self, file, at, first).take(schema, here)
+
+    def _index(self, table: DeltaTable, path: str, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the index of a file's rows by the schema's first column.
+
+        Without rows that the other columns mark as deleted or historical.
+        """
+        place = _name(table), path
+        part = tuple(map(str, schema))
+        found = self.kept.get(place, {}).get(part)
+        if found is None:
+            groups = [group.read(schema) for group in self.groups(table, path)]
+            rows = pa.concat_tables([schema.empty_table(), *groups])
+            rows = live_rows(rows.append_column("#", pa.arange(0, rows.num_rows)))
+            found = column_index.index(*(one_chunk(rows[at]) for at in (0, "#")))
+            self.keep(place, part, found)
         return found
 
     def groups(self, table: DeltaTable, path: str) -> Iterator[RowGroup]:
         """Yield the row groups of a file; raise FileNotFoundError if it was deleted."""
         file, first = self._file(table, path), 0
-        for number in range(file.footer.metadata.num_row_groups):
-            group = RowGroup(self, file, number, first)
-            if group.rows:
-                yield group
-            first += group.rows
+        for number, end in enumerate(file.footer.ends):
+            if end > first:
+                yield RowGroup(self, file, number, first)
+            first = end
 
     def _file(self, table: DeltaTable, path: str) -> _File:
         name, opened = _name(table), partial(log.opened, table, path)
         footer = self._footers.get((name, path))
         if footer is None:
             with opened() as data, pq.ParquetFile(data) as file:
-                footer = _Footer(file.metadata, frozenset(file.schema_arrow.names))
+                about, names = file.metadata, frozenset(file.schema_arrow.names)
+            sizes = (about.row_group(each).num_rows for each in range(about.num_row_groups))
+            footer = _Footer(about, names, list(accumulate(sizes)), {})
             if self._is_current(name, path):
                 self._footers[name, path] = footer
         return _File(name, path, opened, footer)
 
     def numbers(self, table: DeltaTable, path: str, vector: Mapping[str, Any]) -> pa.Array:
         """Return the numbers of the rows in a deletion vector of a file, ascending."""
-        known = self._deleted.get((_name(table), path))
-        if known is not None and known.vector == vector:
-            return known.numbers
-        return roaring.deleted_rows(log.files(table), vector)
+        place = _name(table), path
+        known = self._deleted.get(place, [])
+        for of, numbers in known:
+            if of == vector:
+                return numbers
+        deleted = roaring.deleted_rows(log.files(table), vector)
+        if self._is_current(*place):
+            self._deleted[place] = [*known[-1:], (vector, deleted)]
+        return deleted
 
     def alive(self, table: DeltaTable, path: str, numbers: pa.Array) -> pa.BooleanArray | None:
-        """Return which rows with these numbers the newest version has; None: all of them."""
+        """Return which rows with these numbers the table's version has; None: all of them."""
         vector = self.follow(table)[path].get("deletionVector") or {}
         if not vector:
             return None
-        key = _name(table), path
-        known = self._deleted.get(key)
-        if known is None or known.vector != vector:
-            deleted = self.numbers(table, path, vector)
-            none = pa.repeat(
-                pa.scalar(value=False), self._file(table, path).footer.metadata.num_rows
-            )
-            flags = known.flags if known else none
-            flags = with_deleted(flags, deleted.filter(pc.invert(flags.take(deleted))))
-            if flags.true_count > len(deleted):  # rows are there again, as after RESTORE
-                flags = with_deleted(none, deleted)
-            known = self._deleted[key] = _Deleted(vector, deleted, flags)
-        return pc.invert(known.flags.take(numbers))
+        deleted = self.numbers(table, path, vector)
+        return pc.invert(column_index.contains(deleted, numbers))
 
-    def keep(self, key: tuple[str, str, int, str], values: pa.Array) -> None:
-        """Keep a column of a file that the newest version has, if it fits."""
-        before = self.kept.pop(key, None)
-        self._bytes -= before.nbytes if before is not None else 0
-        if self._is_current(*key[:2]) and self._bytes + values.nbytes <= self._most:
-            self.kept[key] = values
-            self._bytes += values.nbytes
+    def keep(self, place: _Place, part: _Part, values: pa.Array | pa.RecordBatch) -> None:
+        """Keep what was read of a file that one of the newest versions has, if it fits."""
+        before = self.kept.get(place, {}).pop(part, None)
+        self.bytes -= before.nbytes if before is not None else 0
+        if not self._is_current(*place):
+            return
+        if self.bytes + values.nbytes > self._most:
+            self._forget_older()
+        if self.bytes + values.nbytes > self._most:
+            self._refuse(place[0])
+            return
+        self.kept.setdefault(place, {})[part] = values
+        self.bytes += values.nbytes
+
+    def _forget_older(self) -> None:
+        """Keep nothing of files that only the older of two versions has."""
+        for name, versions in self._versions.items():
+            for path in {*versions[min(versions)]} - {*versions[max(versions)]}:
+                self._drop((name, path))
+
+    def _refuse(self, table: str) -> None:
+        """Find no more rows of a table by values, because it does not fit; give up its room."""
+        if table not in self._too_large:
+            self._too_large.add(table)
+            for place in [each for each in self.kept if each[0] == table]:
+                self._drop(place)
 
     def _is_current(self, table: str, path: str) -> bool:
-        return table in self._versions and path in self._versions[table][1]
+        return any(path in files for files in self._versions.get(table, {}).values())
 
-    def _forget(self, table: str, path: str) -> None:
-        for key in [each for each in self.kept if each[:2] == (table, path)]:
-            self._bytes -= self.kept.pop(key).nbytes
-        self._footers.pop((table, path), None)
-        self._deleted.pop((table, path), None)
+    def _drop(self, place: _Place) -> None:
+        self.bytes -= sum(each.nbytes for each in self.kept.pop(place, {}).values())
+
+    def _forget(self, place: _Place) -> None:
+        self._drop(place)
+        self._footers.pop(place, None)
+        self._deleted.pop(place, None)
+
+
+def live_rows(rows: pa.Table) -> pa.Table:
+    """Return the current rows: neither marked as deleted nor historical."""
+    if CURRENT in rows.column_names:
+        return rows.filter(rows[CURRENT])
+    if DELETED in rows.column_names:
+        return rows.filter(pc.invert(pc.fill_null(rows[DELETED], fill_value=False)))
+    return rows
 
 
 def _name(table: DeltaTable) -> str:
