@@ -26,7 +26,7 @@ from lockstep.sinks.delta.stored_files import live_rows
 from lockstep.sinks.documents import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lockstep.jobs.documents.rows import NodeRows
     from lockstep.sinks.delta.stored_files import StoredFiles
@@ -52,12 +52,15 @@ class MirrorTables:
     """The tables of one frontier (`jobs.documents.kinds.Tables`)."""
 
     def __init__(
-        self, places: Mapping[str, MirrorVersion], rows: Mapping[DocumentNode, NodeRows],
-        storage: Mapping[str, str] | None = None, files: StoredFiles | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        places: Mapping[str, MirrorVersion],
+        rows: Mapping[DocumentNode, NodeRows],
+        files: StoredFiles | None = None,
+        open_: Callable[[str, int], DeltaTable] = DeltaTable,
+    ) -> None:
         """`files` keeps what is read, from one cut to the next."""
         self._places, self._rows, self._files = places, rows, files
-        self._storage = dict(storage or {})
+        self._open = open_
         self._opened: dict[str, DeltaTable] = {}
 
     def find(
@@ -186,8 +189,7 @@ class MirrorTables:
         if name not in self._places:
             return None
         if name not in self._opened:
-            path, version = self._places[name]
-            self._opened[name] = DeltaTable(path, version, storage_options=self._storage or None)
+            self._opened[name] = self._open(*self._places[name])
         return self._opened[name]
 
     def differ(self, table: str, since: MirrorTables) -> bool:

@@ -7,8 +7,7 @@ changes can't be computed: that is a gap, and the follower must be rebuilt.
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -23,6 +22,8 @@ from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
 from lockstep.sinks.delta import frontier_rows as delta_frontiers
 from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import layout as delta_layout
+from lockstep.sinks.delta.frontier_tail import FrontierTail
+from lockstep.sinks.delta.opened_tables import OpenedTables
 from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Applied, Changes, StoreState, Version
 
 
-# A mirror that another one has replaced is noticed this much later.
-_REOPENED_SECONDS: Final = 5.0
-
-
 class MirrorCut(NamedTuple):
     """From a frontier of the mirror, or from nothing, to a later one."""
 
@@ -44,25 +41,6 @@ class MirrorCut(NamedTuple):
     after: delta_frontiers.FrontierRow
     # From nothing, in a store that is not new: all that is in it is replaced.
     replaces: bool = False
-
-
-class _Nothing(NamedTuple):
-    """A look at the mirror's frontiers that found nothing new."""
-
-    table: DeltaTable
-    version: int
-    asked: tuple[StoreState | None, LSN | None]
-    at: float  # monotonic
-
-    def still_holds(self, asked: tuple[StoreState | None, LSN | None]) -> bool:
-        """Return whether the same question has the same answer: no commit came since."""
-        if asked != self.asked or time.monotonic() > self.at + _REOPENED_SECONDS:
-            return False
-        try:
-            self.table.update_incremental()
-        except DeltaError:
-            return False  # opened again, it shows what is wrong
-        return self.table.version() == self.version
 
 
 class MirrorCuts:
@@ -87,9 +65,11 @@ class MirrorCuts:
         self._documents, self._mirror = follower.documents, follower.mirror
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
-        self._files = StoredFiles()
+        self._files, self._opened = StoredFiles(), OpenedTables(self._storage)
+        self._frontiers = FrontierTail(self._root, self._storage)
         self._found: tuple[Applied, Mapping[str, Version]] | None = None
-        self._nothing: _Nothing | None = None
+        # What was asked when nothing was new, and the newest row then.
+        self._nothing: tuple[object, ...] | None = None
 
     def cut(
         self,
@@ -105,33 +85,49 @@ class MirrorCuts:
         written documents that no longer exist at a later frontier, and a longer cut would not see
         them at either end.
         """
-        asked = (state, through)
-        if self._nothing is not None and self._nothing.still_holds(asked):
-            return None
-        table = self._frontiers()
-        if table is None and state and state.applied.seq:
-            raise UnavailableError(
-                f"the mirror {self._mirror} has no frontiers at {self._root}, and these documents"
-                f" were made from one at {state.applied.lsn}",
-                hint="its volume is not mounted, or it was deleted: see the mirror's follower",
-            )
-        if table is None:
-            return None
+        newest = self._frontiers.newest()
         applied, reached = state or (None, 0)
         if applied is not None and not applied.seq:
             applied = None
-        if reached > (applied.seq if applied else 0):
+        if not self._frontiers.exists:
+            if applied is not None:
+                raise self._missing(applied)
+            return None
+        asked = state, through, newest
+        if asked == self._nothing:
+            return None
+        after = self._end(newest, applied, reached, through, most_events)
+        if after is None or (applied and not _is_later(after.applied, applied)):
+            self._nothing = asked
+            return None
+        return MirrorCut(applied and self._at(applied), after)
+
+    def _end(
+        self,
+        newest: delta_frontiers.FrontierRow | None,
+        applied: Applied | None,
+        reached: int,
+        through: LSN | None,
+        most_events: int | None,
+    ) -> delta_frontiers.FrontierRow | None:
+        """Return the frontier at which the next cut ends; None if there is none."""
+        seq = applied.seq if applied else 0
+        many = newest.applied.seq - seq if newest else 0
+        is_near = applied is None or most_events is None or many <= most_events
+        if reached <= seq and through is None and is_near:
+            return newest
+        table = self._frontiers.table()
+        if table is None:
+            raise self._missing(applied)
+        if reached > seq:
             after = _newest(delta_frontiers.rows(table, f"seq = {reached} AND is_whole"))
             if after is None:
                 raise self._gap(f"seq {reached}", "were being written up to")
-        else:
-            after = delta_frontiers.as_of(table, through, None)
-            if after is not None and applied is not None and most_events is not None:
-                after = _within(table, applied, after, most_events)
-        if after is None or (applied and not _is_later(after.applied, applied)):
-            self._nothing = _Nothing(table, table.version(), asked, time.monotonic())
-            return None
-        return MirrorCut(applied and self._at(table, applied), after)
+            return after
+        after = delta_frontiers.as_of(table, through, None)
+        if after is not None and applied is not None and most_events is not None:
+            after = _within(table, applied, after, most_events)
+        return after
 
     def changes(self, cut: MirrorCut) -> Iterator[Changes]:
         """Yield the cut's changes to the documents."""
@@ -175,9 +171,7 @@ class MirrorCuts:
 
     def keys(self, document: str, applied: Applied) -> list[bytes] | None:
         """Return the keys of the documents of this name at a frontier; None if unknown."""
-        table = self._frontiers()
-        rows = delta_frontiers.rows(table, _place(applied)) if table is not None else []
-        found = _newest(rows)
+        found = self._frontiers.at(applied)
         if found is None:
             return None
         kind = next(each for each in self.kinds(applied) if each.root.name == document)
@@ -203,7 +197,7 @@ class MirrorCuts:
         return self._found[1]
 
     def _tables(self, row: delta_frontiers.FrontierRow, kind: DocumentKind) -> DocumentTables:
-        return MirrorTables(self._places(row, kind), kind.rows, self._storage, self._files)
+        return MirrorTables(self._places(row, kind), kind.rows, self._files, self._opened.at)
 
     def _places(
         self, row: delta_frontiers.FrontierRow, kind: DocumentKind
@@ -216,16 +210,19 @@ class MirrorCuts:
                 places[node.table] = MirrorVersion(path, versions[place])
         return places
 
-    def _frontiers(self) -> DeltaTable | None:
-        path = f"{self._root.rstrip('/')}/{delta_frontiers.NAME}"
-        return delta_lake.opened(path, self._storage)
-
-    def _at(self, table: DeltaTable, applied: Applied) -> delta_frontiers.FrontierRow:
+    def _at(self, applied: Applied) -> delta_frontiers.FrontierRow:
         """Return the mirror's row for the store's frontier."""
-        found = _newest(delta_frontiers.rows(table, _place(applied)))
+        found = self._frontiers.at(applied)
         if found is None:
             raise self._lost(applied)
         return found
+
+    def _missing(self, applied: Applied | None) -> UnavailableError:
+        made = f", and these documents were made from one at {applied.lsn}" if applied else ""
+        return UnavailableError(
+            f"the mirror {self._mirror} has no frontiers at {self._root}{made}",
+            hint="its volume is not mounted, or it was deleted: see the mirror's follower",
+        )
 
     def _lost(self, applied: Applied) -> GapError:
         return self._gap(f"{applied.lsn} (seq {applied.seq})", "are at")
@@ -257,11 +254,6 @@ class LogVersions:
             for record in self._known
             if record.from_lsn <= lsn
         }
-
-
-def _place(applied: Applied) -> str:
-    """Return the predicate for the mirror's rows of a frontier."""
-    return f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
 
 
 def _newest(found: Sequence[delta_frontiers.FrontierRow]) -> delta_frontiers.FrontierRow | None:

@@ -173,9 +173,7 @@ class ViewCuts(MirrorCuts):
 
     def every_row(self, name: str, applied: Applied) -> Iterator[bytes]:
         """Yield a view's rows at a frontier, all computed from the mirror as it was there."""
-        frontiers = self._frontiers()
-        assert frontiers is not None, "the store was made from one"
-        cut = MirrorCut(None, self._at(frontiers, applied))
+        cut = MirrorCut(None, self._at(applied))
         view = plan(name, self._config.views, self._versions_of(applied))
         with self._working(cut, [view]) as (spark, tables):
             work = Computation(spark, view, tables, cut, Answers(), Costs())

@@ -71,6 +71,9 @@ ARROW: Final = pa.schema(
     ]
 )
 
+# A row's generation, seq and LSN.
+Place = tuple[int, int, int]
+
 
 class FrontierRow(NamedTuple):
     """One row."""
@@ -88,28 +91,29 @@ def rows(table: DeltaTable, where: str) -> list[FrontierRow]:
     more = [name for name in ("lsn", "seq", "changed", "full_seq", "full_lsn") if name in names]
     found = lake.read(table, ["generation", "applied", "versions", "is_whole", *more], where)
     read = found.to_pylist()
-    full = _full_rows(table, {_depends_on(each) for each in read if each["versions"] is None})
-    return [
-        FrontierRow(
-            each["generation"],
-            Applied.from_fields(json.loads(each["applied"])),
-            dict(each["versions"])
-            if each["versions"] is not None
-            else {**full[_depends_on(each)], **dict(each["changed"])},
-            each["is_whole"],
-        )
-        for each in read
-    ]
+    full = full_rows(table, {depends_on(each) for each in read if each["versions"] is None})
+    return [row_of(each, full) for each in read]
 
 
-def _depends_on(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the generation, seq and LSN of the full row that a partial one depends on."""
-    return row["generation"], row["full_seq"], row["full_lsn"]
+def row_of(columns: Mapping[str, Any], full: Mapping[Place, Mapping[str, int]]) -> FrontierRow:
+    """Return a row by its columns; `full` has the full row that a partial one depends on."""
+    versions = columns["versions"]
+    return FrontierRow(
+        columns["generation"],
+        Applied.from_fields(json.loads(columns["applied"])),
+        dict(versions)
+        if versions is not None
+        else {**full[depends_on(columns)], **dict(columns["changed"])},
+        columns["is_whole"],
+    )
 
 
-def _full_rows(
-    table: DeltaTable, places: set[tuple[int, int, int]]
-) -> dict[tuple[int, int, int], dict[str, int]]:
+def depends_on(columns: Mapping[str, Any]) -> Place:
+    """Return the place of the full row that a partial one depends on."""
+    return columns["generation"], columns["full_seq"], columns["full_lsn"]
+
+
+def full_rows(table: DeltaTable, places: set[Place]) -> dict[Place, dict[str, int]]:
     """Return the versions of full rows; raise StoreLostError if one is missing."""
     if not places:
         return {}
@@ -125,6 +129,11 @@ def _full_rows(
             " later rows need"
         )
     return found
+
+
+def at_frontier(applied: Applied) -> str:
+    """Return the predicate for the rows at a frontier."""
+    return f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
 
 
 def changed(row: FrontierRow, full: FrontierRow) -> dict[str, int]:

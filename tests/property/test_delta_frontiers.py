@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from lockstep.sinks.contract import Applied
 from lockstep.sinks.delta import frontier_rows
 from lockstep.sinks.delta import frontiers as delta_frontiers
 from lockstep.sinks.delta.frontier_rows import FrontierRow, as_columns
+from lockstep.sinks.delta.frontier_tail import FrontierTail
 from lockstep.sinks.delta.frontiers import FrontierTable
 from tests.fixtures.seeds import examples, first_seed
 
@@ -146,6 +148,72 @@ def test_partial_rows_read_as_the_full_rows_that_they_replace(
             versions = DeltaTable(Path(lake, "_frontiers")).to_pyarrow_table()["versions"]
             partial += versions.null_count
     assert partial, "the rounds had partial rows"
+
+
+def test_a_reader_of_the_commits_finds_the_newest_row_and_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever was committed since its last look."""
+    monkeypatch.setattr(delta_frontiers, "PARTIAL_ROWS", 5)
+    for seed in range(first_seed(), first_seed() + ROUNDS):
+        with TemporaryDirectory() as lake:
+            model = Model(Path(lake), Random(seed))
+            monkeypatch.setattr(delta_frontiers, "now", lambda model=model: model.now)
+            often, seldom = FrontierTail(lake, {}), FrontierTail(lake, {})
+            for _ in range(STEPS):
+                model.step()
+                _check_tail(model, often)
+                if model.chance.random() < 0.2:
+                    _check_tail(model, seldom)
+
+
+def _check_tail(model: Model, tail: FrontierTail) -> None:
+    newest = tail.newest()
+    assert (newest is None) == (not model.rows)
+    if newest is None:
+        return
+    place = max(model.rows)
+    assert (newest.generation, newest.applied.seq, newest.applied.lsn) == place
+    assert newest.versions == model.rows[place]
+    _, seq, lsn = other = model.chance.choice(sorted(model.rows))
+    found = tail.at(model.at(seq, lsn))
+    assert found is not None
+    at_it = [each for each in model.rows if each[1:] == other[1:]]
+    assert found.versions == model.rows[max(at_it)]
+    assert tail.at(model.at(seq, 1 << 40)) is None
+
+
+def test_a_reader_loads_no_table_for_rows_that_were_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontiers = Model(tmp_path, Random(1)).copies[0]
+    assert frontiers.commit(applied(1), {"public.a": 1, "public.b": 1, "public.c": 1})
+    tail = FrontierTail(str(tmp_path), {})
+    for seq in range(2, delta_frontiers.PARTIAL_ROWS + 9):
+        frontiers.begin(seq)
+        versions = {"public.a": seq, "public.b": 1, "public.c": 1}
+        if seq == 4:  # it knows the full row that those before it depend on
+            monkeypatch.setattr(FrontierTail, "table", lambda _: pytest.fail("it is loaded"))
+        assert frontiers.commit(applied(seq), versions)
+        newest = tail.newest()
+        assert newest is not None
+        assert newest.versions == versions
+        assert tail.at(applied(seq - 1)) is not None
+
+
+def test_a_reader_notices_a_table_that_was_deleted_or_replaced(tmp_path: Path) -> None:
+    """Also by one with as many commits."""
+    tail = FrontierTail(str(tmp_path), {})
+    assert tail.newest() is None
+    for first in (10, 20):
+        frontiers = Model(tmp_path, Random(1)).copies[0]
+        for seq in (1, 2):
+            assert frontiers.commit(applied(seq), {"public.t": first + seq})
+        newest = tail.newest()
+        assert newest is not None
+        assert newest.versions == {"public.t": first + 2}
+        shutil.rmtree(tmp_path / "_frontiers")
+    assert tail.newest() is None
 
 
 def test_a_table_of_full_rows_only_is_continued(tmp_path: Path) -> None:
