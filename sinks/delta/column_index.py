@@ -28,7 +28,7 @@ _DIGITS: Final = 18
 _MORE_ROWS: Final = 8
 
 
-def is_indexable(kind: pa.DataType) -> bool:
+def _is_indexable(kind: pa.DataType) -> bool:
     """Return whether a column of this type can have an index."""
     if types.is_decimal128(kind):
         return int(kind.precision) <= _DIGITS
@@ -40,7 +40,7 @@ def sought(kind: pa.DataType, values: Collection[Hashable]) -> pa.Array | None:
 
     Without those that a column of this type can't have.
     """
-    if not is_indexable(kind):
+    if not _is_indexable(kind):
         return None
     found = list[object]()
     for value in values:
