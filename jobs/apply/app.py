@@ -14,14 +14,14 @@ import click
 from cdc.errors import CDCError, Exit
 from cdc.operate.logs import MessageFormatter
 from cdc.runtime import bugs, extras, spark
+from lockstep.jobs.spark.garbage import collect_seldom
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from cdc.config import Config
 
-# Python's own are 700 objects and 5 ms.
-_COLLECTED_AFTER: Final = 100_000
+# Python's own is 5 ms.
 _TURN_SECONDS: Final = 0.000_5
 
 
@@ -39,12 +39,11 @@ def begin(config: Config) -> None:
 def suit_followers() -> None:
     """Suit the interpreter to threads of which one reads a cut while another writes one.
 
-    A cut makes a million tuples that live until its end: each collection would walk them, for
-    nothing. And a thread that returns from Arrow's code waits for its turn.
+    A thread that returns from Arrow's code waits for its turn.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECTED_AFTER, *gc.get_threshold()[1:])
+    collect_seldom()
     sys.setswitchinterval(_TURN_SECONDS)
 
 

@@ -1,16 +1,19 @@
-"""Apply a large cut: Spark reads it twice, and executors reduce and write it.
+"""Apply a large cut: executors read, count, reduce and write it.
 
-First the JVM alone counts the events; nothing is written before every partition's count equals the
-frontiers'. Then each Kafka partition is a task: within one epoch it has all events of its keys, so
-a task reduces and writes a few thousand at a time. So its memory does not depend on the size of the
-cut: an initial snapshot is one cut.
+First they count the events (`jobs.apply.divided`); nothing is written before every partition's
+count equals the frontiers'. Events of Delta mirrors are divided by key as they are read. Of other
+stores the log is read again, and each Kafka partition is a task: within one epoch it has all events
+of its keys, so a task reduces and writes a few thousand at a time. So its memory does not depend on
+the size of the cut: an initial snapshot is one cut.
 
 Events that need more than their own partition (a table with events of several epochs, without a key
 or with a truncate, changed keys whose columns were not sent, dead letters, histories) are sorted by
 seq and go through the driver, in pieces.
 
 Delta mirrors are written by tasks that have some of the keys each (`jobs.apply.buckets`), or some
-of the rows if there is no key (`jobs.apply.keyless`). Events that these can't reduce go through the
+of the rows if there is no key (`jobs.apply.keyless`). The log is read again, and its events are
+sorted by key, if they need another form (`jobs.apply.cut_events`), and if a bucket of keys does not
+fit into memory. Events that these can't reduce go through the
 driver: there the sink gathers them, and holds the cut's change of each key, or of a history every
 change.
 """
@@ -21,7 +24,7 @@ import uuid
 from contextlib import closing
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -37,15 +40,16 @@ from cdc import failpoints
 from cdc.events import TRUNCATE_KEY, row_key
 from cdc.log import names
 from cdc.log.partitions import OffsetRange
+from lockstep.jobs.apply.divided import divided
 from lockstep.jobs.copying.driving import translated
 from lockstep.jobs.cuts.by_key import every
 from lockstep.jobs.cuts.pieces import pieces
 from lockstep.jobs.cuts.reduce import Bounds, completed, newest, parsed
-from lockstep.jobs.spark.kafka_options import reading
+from lockstep.jobs.spark.kafka_options import carried, reading
 from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -56,11 +60,13 @@ if TYPE_CHECKING:
     from cdc.log.ranges import RangeReader
     from lockstep.jobs.apply.applying import Applying
     from lockstep.jobs.apply.cut_events import TableShare
+    from lockstep.jobs.apply.divided import Divided, PartCount
     from lockstep.jobs.cuts.cutting import Cut, CutPart
     from lockstep.jobs.cuts.dead_letters import CutLetters
     from lockstep.jobs.cuts.pieces import Piece
     from lockstep.jobs.cuts.schemas import Schemas
     from lockstep.sinks.contract import Altered, Change, Sink, Version
+    from lockstep.sinks.delta.actions import Action
 
 # The size of one of the partitions that events are sorted into: the driver's JVM holds several
 # copies of it.
@@ -73,21 +79,6 @@ _ARROW_ROWS: Final = 10_000
 _ROW_KEY: Final = f"IF(key = X'{TRUNCATE_KEY.hex()}', NULL, key)"
 _IS_TRUNCATE: Final = """key IS NULL AND value IS NOT NULL
     AND get_json_object(IF(key IS NULL, CAST(value AS STRING), NULL), '$.op') = 't'"""
-_COUNTS: Final = (
-    "count(value) events",
-    "count_if(value IS NOT NULL AND key IS NULL) loose",
-    "min_by(value, offset) FILTER (WHERE value IS NOT NULL) first",
-    "max_by(value, offset) FILTER (WHERE value IS NOT NULL) last",
-    # Matched as the encoder writes them: text inside a row has its quotes escaped.
-    """coalesce(bool_or(contains(value, '"dead":{"id":')), false) dead""",
-    """coalesce(bool_or(contains(value, '"unchanged":[') AND contains(value, '"op":"c"')), false)
-    moved""",
-    f"""max(CAST(get_json_object(IF({_IS_TRUNCATE}, value, NULL), '$.source.seq') AS LONG))
-    truncated""",
-    """coalesce(bool_or(key IS NULL
-        AND get_json_object(IF(key IS NULL, value, NULL), '$.op') IN ('u', 'd')), false) old""",
-    "sum(octet_length(value)) bytes",
-)
 
 
 class Counted(NamedTuple):
@@ -135,14 +126,14 @@ class Large:
         own = f"{self._config.prefix}.cdc."
         parts = [part for part in cut.parts if not part.topic.startswith(own)]
         try:
-            tables = self._count(cut, parts, miscounted)
+            events, tables = self._count(cut, parts, altered, miscounted)
             failpoints.reach("follow_read")
             for topic in altered:
                 plain_count = tables.get(topic) or self._counted(cut, topic, [])
                 tables[topic] = plain_count._replace(in_order=True)
             versions = [each for counted in tables.values() for each in counted.versions]
             self._applying.begin(cut.seq, versions, altered.values())
-            by_key = self._write_by_key(cut, parts, tables, altered)
+            by_key = self._write_by_key(cut, parts, events, tables, altered)
             left = [part for part in parts if part.topic not in by_key]
             plain = [part for part in left if not tables[part.topic].in_order]
             if self._sink.parallel:
@@ -165,44 +156,61 @@ class Large:
     # -- the first reading -------------------------------------------------------------------------
 
     def _read(self, parts: Iterable[CutPart]) -> DataFrame:
-        ranges = {(part.topic, part.partition): OffsetRange(part.start, part.end) for part in parts}
-        left = {place: self._reader.remaining(place, each) for place, each in ranges.items()}
-        options = reading(self._config, left)
+        options = reading(self._config, self._remaining(parts))
         frame = self._spark.read.format("kafka").options(**options).load()
         return frame.withColumn("key", expr(_ROW_KEY))
 
+    def _remaining(self, parts: Iterable[CutPart]) -> dict[Partition, OffsetRange]:
+        """Return what retention has left of each partition's range."""
+        ranges = {(part.topic, part.partition): OffsetRange(part.start, part.end) for part in parts}
+        return {place: self._reader.remaining(place, each) for place, each in ranges.items()}
+
     def _count(
-        self, cut: Cut, parts: list[CutPart], miscounted: Callable[[Cut, CutPart, int], Exception]
-    ) -> dict[str, Counted]:
-        found: dict[Partition, Any] = {}
-        if parts:
-            records = self._read(parts).selectExpr(
-                "topic", "partition", "offset", "key", "CAST(value AS STRING) value"
-            )
-            counts = records.groupBy("topic", "partition").agg(*map(expr, _COUNTS))
-            found = {(row.topic, row.partition): row for row in counts.collect()}
+        self,
+        cut: Cut,
+        parts: list[CutPart],
+        altered: Collection[str],
+        miscounted: Callable[[Cut, CutPart, int], Exception],
+    ) -> tuple[Divided, dict[str, Counted]]:
+        """Return the cut's events, and what they are by topic; raise unless all are there."""
+        left = self._remaining(parts)
+        many = {(part.topic, part.partition): part.events for part in parts}
+        events = divided(
+            self._spark.sparkContext,
+            carried(self._config),
+            {place: (wanted, many[place]) for place, wanted in left.items()},
+            self._in_buckets(cut, parts, altered),
+        )
+        found = events.parts
         self._schemas.refresh()
         for part in parts:
-            row = found.get((part.topic, part.partition))
-            if part.events != (row.events if row else 0):
-                place = (part.topic, part.partition)
+            place = (part.topic, part.partition)
+            if part.events != found[place].events:
                 self._reader.expect_complete(place, OffsetRange(part.start, part.end))
-                raise miscounted(cut, part, row.events if row else 0)
-        by_topic: dict[str, list[Any]] = {}
-        for (topic, _), row in found.items():
-            if row.events:
-                by_topic.setdefault(topic, []).append(row)
-        for part in parts:
-            by_topic.setdefault(part.topic, [])
-        return {topic: self._counted(cut, topic, rows) for topic, rows in by_topic.items()}
+                raise miscounted(cut, part, found[place].events)
+        by_topic: dict[str, list[PartCount]] = {part.topic: [] for part in parts}
+        for (topic, _), count in found.items():
+            if count.events:
+                by_topic[topic].append(count)
+        tables = {topic: self._counted(cut, topic, counts) for topic, counts in by_topic.items()}
+        return events, tables
 
-    def _counted(self, cut: Cut, topic: str, rows: list[Any]) -> Counted:
+    def _in_buckets(
+        self, cut: Cut, parts: Iterable[CutPart], altered: Collection[str]
+    ) -> list[str]:
+        """Return the topics whose events tasks can take as the log has them, by key."""
+        dead = names.dead_topic(self._config.prefix)
+        if not isinstance(self._sink, WrittenByTasks) or any(p.topic == dead for p in cut.parts):
+            return []
+        return sorted({part.topic for part in parts} - {*altered})
+
+    def _counted(self, cut: Cut, topic: str, rows: list[PartCount]) -> Counted:
         ids, epochs = set(), set()
         for row in rows:
             # Epochs and versions ascend in a partition, so its first and last event have the lowest
             # and highest.
             for value in (row.first, row.last):
-                source = parsed(value.encode()).source
+                source = parsed(value).source
                 Bounds(cut.above, cut.seq).check(source.seq)
                 ids.add(source.schema_id)
                 epochs.add(source.epoch)
@@ -218,7 +226,7 @@ class Large:
         dead, old = any(row.dead for row in rows), any(row.old for row in rows)
         truncated = max((row.truncated or 0 for row in rows), default=0) or None
         versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
-        size = sum(row.bytes or 0 for row in rows)
+        size = sum(row.size for row in rows)
         return Counted(in_order, by_key, dead, old, truncated, versions, size)
 
     # -- the second --------------------------------------------------------------------------------
@@ -227,6 +235,7 @@ class Large:
         self,
         cut: Cut,
         parts: list[CutPart],
+        events: Divided,
         tables: Mapping[str, Counted],
         altered: Mapping[str, Sequence[Altered]],
     ) -> set[str]:
@@ -234,27 +243,46 @@ class Large:
         sink = self._sink
         if not isinstance(sink, WrittenByTasks):
             return set()
-        from lockstep.jobs.apply import buckets, keyless  # noqa: PLC0415 - of the extra `spark`
+        from lockstep.jobs.apply import buckets  # noqa: PLC0415 - of the extra `spark`
 
         shares = self._shares(sink, cut, parts, tables, altered)
-        if shares:
-            self._limit_batches(cut, tables)
-            letters = None
-            if any(tables[topic].dead for topic in shares):
-                dead = names.dead_topic(self._config.prefix)
-                letters = self._read([part for part in cut.parts if part.topic == dead])
-            bounds = Bounds(cut.above, cut.seq)
-            for has_key, write in ((True, buckets.write), (False, keyless.write)):
-                some = {
-                    t: share for t, share in shares.items() if bool(share.target.key) == has_key
-                }
-                if not some:
-                    continue
+        ready: dict[str, TableShare] = {}
+        left: dict[str, TableShare] = {}
+        for topic, share in shares.items():
+            is_plain = not (tables[topic].dead or share.changes_form)
+            in_buckets = is_plain and share.target.key and events.is_in_memory(topic)
+            (ready if in_buckets else left)[topic] = share
+        bounds = Bounds(cut.above, cut.seq)
+        found = buckets.write_divided(self._spark.sparkContext, events, ready, bounds)
+        if left:
+            found |= self._write_sorted(cut, parts, tables, left)
+        for topic, actions in found.items():
+            sink.stage(shares[topic].target, actions)
+        return set(shares)
+
+    def _write_sorted(
+        self,
+        cut: Cut,
+        parts: list[CutPart],
+        tables: Mapping[str, Counted],
+        shares: Mapping[str, TableShare],
+    ) -> dict[str, list[Action]]:
+        """Read the events of these topics again, and have Spark sort and tasks write them."""
+        from lockstep.jobs.apply import buckets, keyless  # noqa: PLC0415 - of the extra `spark`
+
+        self._limit_batches(cut, tables)
+        letters = None
+        if any(tables[topic].dead for topic in shares):
+            dead = names.dead_topic(self._config.prefix)
+            letters = self._read([part for part in cut.parts if part.topic == dead])
+        found: dict[str, list[Action]] = {}
+        for has_key, write in ((True, buckets.write), (False, keyless.write)):
+            some = {t: share for t, share in shares.items() if bool(share.target.key) == has_key}
+            if some:
                 mine = self._read([part for part in parts if part.topic in some])
                 events = mine.where("value IS NOT NULL").select("topic", "key", "value")
-                for topic, actions in write(events, some, bounds, letters).items():
-                    sink.stage(shares[topic].target, actions)
-        return set(shares)
+                found |= write(events, some, Bounds(cut.above, cut.seq), letters)
+        return found
 
     def _shares(
         self,

@@ -121,6 +121,8 @@ def translated(error: Exception) -> CDCError:
     ours = _OURS.findall(text)
     if ours:
         kind, what = ours[-1]
+        if kind == UnreadableError.__name__:
+            return UnreadableError(what, hint=DAMAGED)
         return tasks.Failure(kind, what, "Spark has tried it several times").error()
     if damaged := _DAMAGED.search(text):
         topic, number, offset, cause = damaged.groups()

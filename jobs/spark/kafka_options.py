@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +35,13 @@ _TEXTS: Final = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
+_PEM: Final = {
+    "ssl.ca.location": "ssl.ca.pem",
+    "ssl.certificate.location": "ssl.certificate.pem",
+    "ssl.key.location": "ssl.key.pem",
+}
+# What a task fetches ahead; by default 64 MB.
+_AHEAD_BYTES: Final = 16 << 20
 _LOGINS: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -61,6 +70,15 @@ def java(settings: Mapping[str, object]) -> dict[str, str]:
     if options.get("security.protocol", "").startswith("SASL"):
         options["sasl.jaas.config"] = _login(options.get("sasl.mechanism", "GSSAPI"), given)
     return options
+
+
+def carried(config: Config) -> Config:
+    """Return the configuration with which tasks read, where our files may be missing."""
+    kafka = {"queued.max.messages.kbytes": _AHEAD_BYTES >> 10, **config.log.kafka}
+    for name, to in _PEM.items():
+        if name in kafka:
+            kafka[to] = Path(str(kafka.pop(name))).read_text("utf-8")
+    return replace(config, log=replace(config.log, kafka=kafka))
 
 
 def _login(mechanism: str, given: Mapping[str, str]) -> str:

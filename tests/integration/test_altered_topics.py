@@ -35,10 +35,12 @@ from lockstep.jobs.archiving import cuts, proving
 from lockstep.jobs.archiving.running import Archiving, opened
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.following_stores import run_of
+from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.archived import Archived
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.followed import small_cuts
 from tests.fixtures.read_back import read_to_end
 from tests.fixtures.receiver import Receiver
 from tests.fixtures.seeds import first_seed
@@ -235,6 +237,34 @@ def test_a_follower_applies_nothing_of_a_damaged_batch(
         "SELECT jsonb_agg(jsonb_build_array(id, name) ORDER BY id) FROM users"
     )
     assert [[each["id"], each["name"]] for each in stored] == expected
+
+
+@pytest.mark.slow
+def test_executors_apply_nothing_of_a_damaged_batch(
+    spark: SparkSession,
+    written: PipelineUnderTest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the driver: they name partition and offset, and the cut is repeated."""
+    small_cuts(monkeypatch, 5)
+    mirror = {"delta": {"path": str(tmp_path / "lake")}, "tables": ["public.users"]}
+    written.config_file = written.write("mirror.yaml", followers={"mirror": mirror})
+    until = written.frontiers()[-1].lsn
+
+    def turn() -> CDCError | None:
+        start = SparkStart(lambda: spark, {"mirror"})
+        return run_of(start, written.config, "mirror", until).take_turn()
+
+    damaged = Damaged.made(users_file(written), Random(first_seed()))
+    damaged.expect_named(turn())
+    damaged.repair()
+    assert turn() is None
+    found = read_as_of_arrow(str(tmp_path / "lake"), ["public.users"]).tables["public.users"]
+    [expected] = written.query("SELECT jsonb_object_agg(id, name) FROM users")
+    assert dict(zip(map(str, found["id"].to_pylist()), found["name"].to_pylist(), strict=True)) == (
+        expected
+    )
 
 
 @pytest.fixture

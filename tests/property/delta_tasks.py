@@ -6,14 +6,16 @@ import json
 import zlib
 from collections.abc import Iterable
 from itertools import chain
+from operator import itemgetter
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdc.log.dead_letters import chunk_key
 from lockstep.jobs.apply import buckets as executors
 from lockstep.jobs.apply import keyless
-from lockstep.jobs.apply.buckets import files_to_end, written
+from lockstep.jobs.apply.buckets import files_to_end, written, written_buckets
 from lockstep.jobs.apply.cut_events import NewestForm, TableShare, complete
+from lockstep.jobs.apply.divided import Buckets, DividedReading, PartCount
 from lockstep.jobs.cuts.by_key import every
 from lockstep.jobs.cuts.reduce import Bounds, parsed
 from lockstep.sinks.contract import Change
@@ -55,8 +57,11 @@ def by_tasks(
     letters: Letters,
 ) -> None:
     """Do what `jobs.apply.buckets.write` and `jobs.apply.keyless.write` have Spark do."""
-    do = _by_key if share.target.key else _keyless
-    pieces = do(share, list(_prepared(share, partitions, letters)), bounds, chance)
+    if share.target.key and not share.changes_form and not letters and chance.random() < 0.7:
+        pieces = _in_buckets(share, partitions, bounds, chance)
+    else:
+        do = _by_key if share.target.key else _keyless
+        pieces = do(share, list(_prepared(share, partitions, letters)), bounds, chance)
     pieces.sort(key=lambda piece: (piece.place, piece.path))
     marked = buckets.marked({share.target.place: share.target}, pieces)
     sink.stage(share.target, [json.loads(action) for _, action in marked])
@@ -89,6 +94,46 @@ def _by_key(share: TableShare, events: list[Event], bounds: Bounds, chance: Rand
     for each in shuffled:
         records = ((key, value) for key, _, value in sorted(each))
         found += written(share, bounds, records)
+    return found
+
+
+class _Message(NamedTuple):
+    """A record as the client returns it."""
+
+    fields: tuple[bytes | None, bytes]
+
+    def key(self) -> bytes | None:
+        return self.fields[0]
+
+    def value(self) -> bytes:
+        return self.fields[1]
+
+
+def _in_buckets(
+    share: TableShare, partitions: Partitions, bounds: Bounds, chance: Random
+) -> list[Piece]:
+    """Read the partitions in several tasks, which give up what they keep at any time."""
+    tables = {"t": Buckets(chance.randint(0, 3), chance.randint(1, 9))}
+    count, shuffled = PartCount(), list[tuple[int, bytes]]()
+    for part in partitions:
+        reading = DividedReading(tables)
+        for event in zip(*part, strict=True):
+            reading.add("t", [_Message(event)], count)
+            if chance.random() < 0.2:
+                shuffled += reading.take()
+        shuffled += reading.take()
+    assert count.events == sum(len(values) for _, values in partitions)
+    assert count.truncated == share.truncated
+    chance.shuffle(shuffled)
+    tasks = chance.randint(1, 4)
+    found, many = files_to_end(share.target), 0
+    for task in range(tasks):
+        mine = sorted((each for each in shuffled if each[0] % tasks == task), key=itemgetter(0))
+        *some, taken = written_buckets({"t": share}, bounds, tables, [piece for _, piece in mine])
+        assert not taken.place
+        many += taken.rows
+        found += some
+    assert many == sum(key is not None for keys, _ in partitions for key in keys)
     return found
 
 

@@ -68,6 +68,8 @@ def test_a_batch_that_executors_cannot_read_is_named() -> None:
         " (stored crc = 1, computed crc = 2)"
     )
     assert "have a replica with sound files lead the partition" in error.hint
+    ours = translated(RuntimeError(f"Traceback\ncdc.errors.UnreadableError: {error.what}\n"))
+    assert (type(ours), ours.what, ours.hint) == (UnreadableError, error.what, error.hint)
 
 
 def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) -> None:
