@@ -70,10 +70,10 @@ TOPIC_NAMES: Final = (
 VIEW_NAMES: Final = ("view_written",)  # some rows are written, the store is not at the frontier
 # When executors have written all rows of a view, and the store is not at the frontier.
 VIEW_BUILD_NAMES: Final = ("view_built",)
-# While the rows of a view that is no longer declared are deleted, once in each of three cuts.
-VIEW_DROP_NAMES: Final = (
-    "view_drop_written",  # the store has the cut's changes, and no frontier of it
-    "view_drop_step",  # the store is at the frontier
+# While the rows of a view are deleted, once in each of three cuts, or computed again: in two.
+VIEW_REQUEST_NAMES: Final = (
+    "view_request_written",  # the store has the cut's changes, and no frontier of it
+    "view_request_step",  # the store is at the frontier
 )
 # In a follower's rebuild, in their order; those of a follower's job come between the first two.
 REBUILD_NAMES: Final = (

@@ -1,8 +1,8 @@
 """Make followers' stores hold the views that are declared, and no others.
 
 A follower's own copy does it if one runs, since two with different configurations would undo each
-other's work: it is started again to build, and asked to delete. Otherwise a copy in this process
-does it, for as many cuts as it takes.
+other's work: it is started again to build, and asked to delete a view or to compute it again.
+Otherwise a copy in this process does it, for as many cuts as it takes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import threading
 import time
 from contextlib import closing
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import uuid4
 
 from cdc.cli.options import print_waiting
 from cdc.errors import Exit, LagError, StoreLostError
 from cdc.events import LSN
-from cdc.log import follower_reports, view_drops
+from cdc.log import follower_reports, view_requests
 from cdc.log.follower_reports import Reports
 from lockstep.jobs.apply import stores
 from lockstep.jobs.apply.following_views import ViewDropping, ViewsFollowing
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from lockstep.jobs.views.definitions import Definition
+    from lockstep.sinks.contract import Applied, Sink
 
+T = TypeVar("T")
 _POLL_SECONDS: Final = 0.5
 _REPORT_SECONDS: Final = 5.0
 _NEWEST: Final = LSN((1 << 64) - 1)
@@ -48,14 +51,18 @@ def planned(config: Config) -> list[ViewStep]:
 
 def stored(config: Config, follower: str) -> dict[str, Definition]:
     """Return the definitions in a follower's store; none if it is new, or lost."""
-    chosen = config.followers[follower]
-    with closing(stores.sink(config, follower, chosen)) as sink:
+    views = config.followers[follower].views
+    return _read(config, follower, lambda sink, _: definitions.listed(sink, views)) or {}
+
+
+def _read(config: Config, follower: str, read: Callable[[Sink, Applied], T]) -> T | None:
+    """Return what `read` finds in a store and its frontier; None if it is new, or lost."""
+    with closing(stores.sink(config, follower, config.followers[follower])) as sink:
         try:
-            if sink.current() is None or sink.open() is None:
-                return {}
-            return definitions.listed(sink, chosen.views)
+            state = None if sink.current() is None else sink.open()
+            return state and read(sink, state.applied)
         except StoreLostError:
-            return {}
+            return None
 
 
 class Patience:
@@ -112,42 +119,66 @@ def _due(config: Config) -> dict[str, list[str]]:
 def drop(config: Config, followers: Iterable[str], view: str, waiting: Patience) -> set[str]:
     """Delete the rows of a view from followers' stores; return those that had it."""
     left, had = list(followers), set[str]()
-    reports = cache(partial(Reports, config))
+    asking = _Asking(config, view, waiting)
     while due := _holding(config, left, view):
         left = list(due)
         had |= due.keys()
-        views = {name: [view] for name in due}
-        free = _free(config, views, waiting, "its job is asked to delete {} in its next cuts")
-        waiting.expect(
-            f"{', '.join(due)} has not deleted {view}",
-            "its mirror's job must run, and its own, if it runs, must reach later frontiers"
-            " (`cdc status`); one that does not is to be stopped",
-        )
-        # Again and again: a job may start at any time, and obeys nothing older.
-        for name in due.keys() - set(free):
-            reports().send(view_drops.key(config, name, view), None)
+        free = asking.free(due, "its job is asked to delete {} in its next cuts")
+        asking.expect(due, "deleted it")
+        asking.ask(due.keys() - set(free), drop=view)
         made = {name: partial(ViewDropping, dropped=(view, due[name])) for name in free}
         _run(config, made, waiting, "deletes")
     return had
 
 
-def rebuild(config: Config, followers: Sequence[str], view: str, waiting: Patience) -> None:
-    """Return once each of these stores has a view's rows computed again, by a cut from here."""
-    left = list(followers)
-    while left:
-        free = _free(
-            config,
-            {name: [view] for name in left},
-            waiting,
-            "stop its job while {} is computed again",
+def rebuild(config: Config, followers: Iterable[str], view: str, waiting: Patience) -> None:
+    """Return once each of these stores has a view's rows as computed again, from here on."""
+    request, left = uuid4().hex, list(followers)
+    asking = _Asking(config, view, waiting)
+    while left := [name for name in left if not _has_answered(config, name, view, request)]:
+        free = asking.free(left, "its job is asked to compute {} again in its next cuts")
+        asking.expect(left, "computed it again")
+        asking.ask(set(left) - set(free), rebuild=view, request=request)
+        made = {name: partial(ViewsFollowing, once=True, rebuild=(view, request)) for name in free}
+        _run(config, made, waiting, "computes")
+
+
+class _Asking:
+    """Asks followers' jobs that run to change a view in their stores, again and again.
+
+    A job may start at any time, and obeys nothing older.
+    """
+
+    def __init__(self, config: Config, view: str, waiting: Patience) -> None:
+        self._config, self._view, self._waiting = config, view, waiting
+        self._reports = cache(partial(Reports, config))
+
+    def free(self, followers: Iterable[str], what: str) -> list[str]:
+        """Return the followers of which no copy runs; report what others are asked for."""
+        return _free(self._config, {name: [self._view] for name in followers}, self._waiting, what)
+
+    def expect(self, followers: Iterable[str], what: str) -> None:
+        """Raise LagError if these have not done it in time."""
+        self._waiting.expect(
+            f"view {self._view}: {', '.join(followers)} has not {what}",
+            "its mirror's job must run, and its own, if it runs, must hold the view and reach later"
+            " frontiers (`cdc status`); one that does not is to be stopped",
         )
-        waiting.expect(
-            f"{', '.join(left)} has not computed {view} again",
-            "its own job must not run, that of its mirror must (`cdc follow`, `cdc status`)",
-        )
-        made = {name: partial(ViewsFollowing, once=True, rebuilt=view) for name in free}
-        done = _run(config, made, waiting, "computes")
-        left = [name for name in left if name not in done]
+
+    def ask(self, followers: Iterable[str], **what: str) -> None:
+        """Make a request to each of these."""
+        for name in followers:
+            self._reports().send(view_requests.key(self._config, name, **what), None)
+
+
+def _has_answered(config: Config, follower: str, view: str, request: str) -> bool:
+    """Return whether a store's frontier has the rows that were computed for a request."""
+
+    def read(sink: Sink, applied: Applied) -> bool:
+        found = definitions.stored(sink, [view]).get(view)
+        return found is not None and found.has_answered(request, applied.seq)
+
+    return _read(config, follower, read) or False
 
 
 def _holding(config: Config, followers: Iterable[str], view: str) -> dict[str, Definition]:
@@ -166,17 +197,16 @@ def _free(
         if record is None or not record.runs:
             free.append(name)
         else:
-            waiting.report(name, f"{name} runs ({record.owner}): {what.format(', '.join(views))}")
+            at = f"; its store is at {record.lsn}{record.what and f' ({record.what})'}"
+            asked = what.format(", ".join(views))
+            waiting.report(name, f"{name} runs ({record.owner}): {asked}{at}")
     return free
 
 
 def _run(
     config: Config, made: Mapping[str, Callable[..., ViewsFollowing]], waiting: Patience, what: str
-) -> set[str]:
-    """Run a session of each follower until all have ended, or the time is over.
-
-    Returns those that have applied the cut for which they were run.
-    """
+) -> None:
+    """Run a session of each follower until all have ended, or the time is over."""
     if not made:
         time.sleep(_POLL_SECONDS)
     sessions = {name: _session(config, name, each) for name, each in made.items()}
@@ -194,7 +224,6 @@ def _run(
     for run in runs:
         if run.exit is not Exit.OK and run.error is not None:
             raise run.error
-    return {name for name, session in sessions.items() if session.is_done}
 
 
 def _session(config: Config, name: str, made: Callable[..., ViewsFollowing]) -> ViewsFollowing:

@@ -219,19 +219,24 @@ def verify(config: Config, names: tuple[str, ...], timeout: float, *, as_json: b
 
 
 @view.command(
-    epilog=example("cdc view rebuild order_totals", "cdc view rebuild order_totals --json")
+    epilog=example(
+        "cdc view rebuild order_totals",
+        "cdc view rebuild order_totals --timeout 1h",
+        "cdc view rebuild order_totals --json",
+    )
 )
 @with_config
 @click.argument("name", metavar="VIEW")
 @time_limit("10m")
 @as_json
 def rebuild(config: Config, name: str, timeout: float, *, as_json: bool) -> None:
-    """Compute all rows of a view again, in each store, with the next frontier of the mirror.
+    """Compute all rows of a view again, in each store, with the next frontiers of the mirror.
 
-    The followers' jobs must not run meanwhile, those of their mirrors must. Readers see the old
-    rows until all new ones are there; in Redis each row is replaced on its own, and rows that the
-    view no longer has are deleted last. A changed definition is computed again without this
-    command. May be repeated. Exits with 75 after the timeout.
+    A follower's job that runs is asked to do it; one that does not run is run by this command. The
+    jobs of their mirrors must run. Readers see the old rows until all new ones are there; in Redis
+    each row is replaced on its own, and rows that the view no longer has are deleted last. What is
+    interrupted is continued by the job, or by this command if it is repeated. A changed definition
+    is computed again without this command. Exits with 75 after the timeout.
     """
     _expect_held(config, name)
     given = [name, "--timeout", str(timeout), *(["--json"] * as_json)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cdc import failpoints
 from cdc.errors import ConfigError, NoAnswerError
 from cdc.events import LSN
-from cdc.log.view_drops import DropRequests
+from cdc.log.view_requests import ViewRequests
 from lockstep.jobs.apply.building_views import ViewBuilder
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.spark.session import work_session
@@ -25,7 +25,7 @@ from lockstep.jobs.views.definitions import SCHEMA
 from lockstep.sinks.contract import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -65,7 +65,7 @@ class ViewDrop:
     def has_applied(self) -> None:
         """Note that the store is at the frontier of such a cut."""
         del self._steps[0]
-        failpoints.reach("view_drop_step")
+        failpoints.reach("view_request_step")
 
     def _announcement(self, applied: Applied) -> Changes:
         return definitions.changes({self.view: self._definition.as_dropped()}, applied)
@@ -81,7 +81,8 @@ class ViewsFollowing(DocumentsFollowing):
     """One follower's views: what `FollowerRun` calls as its session.
 
     If `cdc view drop` asks for it, it deletes a view's rows, and computes the view no longer,
-    whatever its configuration declares.
+    whatever its configuration declares. If `cdc view rebuild` does, the store records that in the
+    next cut, and in the one after it all rows are computed again, by whichever process writes it.
     """
 
     def __init__(
@@ -93,15 +94,19 @@ class ViewsFollowing(DocumentsFollowing):
         spark: Callable[[], SparkSession] | None = None,
         until: LSN | None = None,
         once: bool = False,
-        rebuilt: str | None = None,
+        rebuild: tuple[str, str] | None = None,
     ) -> None:
         """`once`: end after the next cut in which views can be computed again.
 
-        `rebuilt`: compute this view again in it, whether or not its definition has changed.
+        `rebuild`: a view, and the request for which its rows are computed again before that.
         """
-        self._once, self._rebuilt = once, rebuilt
+        self._once = once
         self._drops = list[ViewDrop]()  # one after another
-        self._requests = DropRequests(config, name)  # kept from session to session
+        # The requests to compute each view again, in their order, until the store answers them.
+        self._rebuilds = dict[str, dict[str, None]]()
+        if rebuild is not None:
+            self._rebuilds[rebuild[0]] = {rebuild[1]: None}
+        self._requests = ViewRequests(config, name)  # kept from session to session
         super().__init__(config, name, sink, spark=spark, until=until)
 
     def __call__(self, run: FollowerRun) -> None:
@@ -109,11 +114,6 @@ class ViewsFollowing(DocumentsFollowing):
         run.progress.views = self._mirror.work
         super().__call__(run)
         self._requests.close()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the cut is applied after which it ends."""
-        return self._until == LSN(0)
 
     def _cuts(self) -> ViewCuts:
         return ViewCuts(self._config, self._name, self._session)
@@ -123,8 +123,12 @@ class ViewsFollowing(DocumentsFollowing):
         """No limit: the more a cut spans, the less is computed twice, and it is Spark that does."""
 
     def _before_cut(self) -> None:
-        for view in self._requests.due():
-            self._drop(view)
+        for each in self._requests.due():
+            if each.drop:
+                self._drop(each.drop)
+            elif each.rebuild in self._mirror.names:
+                known = self._rebuilds.setdefault(each.rebuild, {})
+                known[each.request] = None
 
     def _drop(self, view: str) -> None:
         """Delete a view in the next cuts, if the store has it and it is not being deleted."""
@@ -133,6 +137,7 @@ class ViewsFollowing(DocumentsFollowing):
         if found is None or any(each.view == view for each in self._drops):
             return
         self._mirror.forget(view)
+        self._rebuilds.pop(view, None)
         self._drops.append(ViewDrop(view, found))
         log.warning("%s: deletes the view %s, as `cdc view drop` has asked", self._name, view)
 
@@ -140,24 +145,36 @@ class ViewsFollowing(DocumentsFollowing):
         assert isinstance(self._mirror, ViewCuts), "it is made above"
         more = [each.changes(cut.after.applied) for each in self._drops[:1]]
         try:
-            new = apply(self._mirror, self._sink, cut, generation, self._rebuilt, more)
+            new = apply(self._mirror, self._sink, cut, generation, self._rebuilds, more)
         except NoAnswerError as error:
             if self._until is None and not self._once:
                 raise
             # Nobody may be there who corrects the row.
             raise ConfigError(error.what, hint=error.hint) from error
         if has_rows(cut):
-            self._has_applied()
+            self._has_applied(cut.after.applied.seq)
         return new
 
-    def _has_applied(self) -> None:
-        """Note that a cut in which views can be computed again was applied."""
+    def _has_applied(self, seq: int) -> None:
+        """Note that a cut to a seq in which views can be computed again was applied."""
         for each in self._drops[:1]:
             each.has_applied()
             if each.is_done:
                 self._drops.remove(each)
-        if self._once:
+        if self._rebuilds:
+            failpoints.reach("view_request_step")
+            self._forget_answered(seq)
+        if self._once and not self._rebuilds:
             self._until = LSN(0)
+
+    def _forget_answered(self, seq: int) -> None:
+        """Forget requests that the store, which is at a seq, has answered."""
+        for view, found in definitions.stored(self._sink, self._rebuilds).items():
+            asked = self._rebuilds[view]
+            for request in [each for each in asked if found.has_answered(each, seq)]:
+                del asked[request]
+            if not asked:
+                del self._rebuilds[view]
 
     def _named(self) -> set[str]:
         return {f"{SCHEMA}.{name}" for name in self._mirror.names}
@@ -186,8 +203,8 @@ class ViewDropping(ViewsFollowing):
         super().__init__(config, name, sink, spark=spark)
         self._drops.append(ViewDrop(*dropped))
 
-    def _has_applied(self) -> None:
-        super()._has_applied()
+    def _has_applied(self, seq: int) -> None:
+        super()._has_applied(seq)
         if not self._drops:
             self._until = LSN(0)
 
@@ -197,12 +214,12 @@ def apply(
     sink: Sink,
     cut: MirrorCut,
     generation: int,
-    rebuilt: str | None = None,
+    requests: Mapping[str, Collection[str]] = {},
     more: Sequence[Changes] = (),
 ) -> int:
     """Apply the cut to a store; return how many changes of rows were new to it.
 
-    The view `rebuilt` is computed completely; `more` is written, too.
+    It also records `requests` to compute views again in the next one, and writes `more`.
 
     The store records that a cut is being written once the first changes are known: of a frontier at
     which a view has no answer it then knows nothing. Raises NoAnswerError for such a one.
@@ -212,7 +229,7 @@ def apply(
     above = None if cut.replaces else cut.before.applied.seq if cut.before else 0
     begin = cache(partial(sink.begin, applied.seq, tables, above))  # once
     built = {} if cut.replaces else definitions.stored(sink, views.names)
-    built.pop(rebuilt or "", None)
+    more = [*more, *(views.announced(requests, built, applied) if has_rows(cut) else ())]
     new, build = 0, ViewBuilder(sink, begin)
     for changes in views.view_changes(cut, built, build):
         begin()
@@ -221,6 +238,6 @@ def apply(
     begin()
     for changes in more:
         sink.write(changes)
-        failpoints.reach("view_drop_written")
+        failpoints.reach("view_request_written")
     sink.commit(applied._replace(generation=generation))
     return new + build.new

@@ -120,10 +120,10 @@ class Computation:
         self._reduced = set[str]()  # tables of which only the needed rows are registered
         self._kept: DataFrame | None = None  # anchors that are read more than once
 
-    def changes(self, *, is_built: bool) -> Iterator[Changes]:
-        """Yield the view's changes; all its rows if the store was built by another definition."""
-        if self.builds(is_built=is_built):
-            self._decide("build", self._why_built())
+    def changes(self, due: str = "") -> Iterator[Changes]:
+        """Yield the view's changes; `due`: why it has to be computed completely, if it has."""
+        if self.builds(due):
+            self._decide("build", self._why_built(due))
             yield from self._built(replace=self._cut.replaces or self._cut.before is not None)
             return
         changed = self.changed = [name for name, table in self._tables.items() if table.differ]
@@ -144,20 +144,20 @@ class Computation:
             else:
                 yield from self._differences(affected, was)
 
-    def builds(self, *, is_built: bool) -> bool:
+    def builds(self, due: str) -> bool:
         """Return whether all rows are computed, whatever has changed."""
-        return self._cut.before is None or not is_built or not self._same_columns
+        return self._cut.before is None or bool(due) or not self._same_columns
 
     @property
     def _same_columns(self) -> bool:
         return all(table.has_same_columns for table in self._tables.values())
 
-    def _why_built(self) -> str:
+    def _why_built(self, due: str) -> str:
         if self._cut.replaces:
             return "a cut without an answer was interrupted"
         if not self._same_columns:
             return "columns of its tables have changed"
-        return "its first cut" if self._cut.before is None else "its definition has changed"
+        return "its first cut" if self._cut.before is None else due
 
     def _keep_same(self, was: pa.Table | None) -> None:
         """Note that the view's rows are what they were, and those that they are chosen from."""

@@ -33,7 +33,7 @@ from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -136,9 +136,9 @@ class ViewCuts(MirrorCuts):
             builds: list[Iterator[Changes]] = []
             for view in plans:
                 work = Computation(spark, view, tables, cut, self._answers, self._costs, build)
-                is_built = _is_stored(view, stored)
-                found = self._answered(work, view, cut, is_built=is_built)
-                if work.builds(is_built=is_built):
+                due = _due(view, stored, after.seq)
+                found = self._answered(work, view, cut, due)
+                if work.builds(due):
                     builds.append(found)
                 else:
                     computed.append(_with_first(found))
@@ -146,19 +146,43 @@ class ViewCuts(MirrorCuts):
             for each in [*computed, *builds]:
                 yield from each
                 gc.collect(1)
-        changed = {each.name: each.definition for each in plans if not _is_stored(each, stored)}
+        changed = {
+            each.name: each.definition.at(after.seq, stored.get(each.name))
+            for each in plans
+            if _due(each, stored, after.seq)
+        }
         if changed:
             yield definitions.changes(changed, after)
         self._unanswered = None
 
+    def announced(
+        self,
+        requests: Mapping[str, Collection[str]],
+        stored: Mapping[str, Definition],
+        applied: Applied,
+    ) -> Iterator[Changes]:
+        """Yield what records that views are to be computed again in the next cut, for requests.
+
+        Nothing for one that the store names already, or that this cut computes completely.
+        """
+        due = {
+            each.name: stored[each.name].as_due(requests[each.name])
+            for each in self.plans(applied)
+            if each.name in requests
+            and not _due(each, stored, applied.seq)
+            and not {*requests[each.name]} <= {*stored[each.name].requests}
+        }
+        if due:
+            yield definitions.changes(due, applied)
+
     def _answered(
-        self, work: Computation, view: ViewPlan, cut: MirrorCut, *, is_built: bool
+        self, work: Computation, view: ViewPlan, cut: MirrorCut, due: str
     ) -> Iterator[Changes]:
         """Yield a view's changes; raise NoAnswerError, with the frontier, if it has none."""
         clock, after = Stopwatch(), cut.after.applied
         try:
             with _translated(view.name):
-                yield from clock.timed(work.changes(is_built=is_built))
+                yield from clock.timed(work.changes(due))
         except NoAnswerError as error:
             found = _placed(error, cut, work.changed)
             self._unanswered = _Unanswered(after.seq, found)
@@ -178,7 +202,7 @@ class ViewCuts(MirrorCuts):
         with self._working(cut, [view]) as (spark, tables):
             work = Computation(spark, view, tables, cut, Answers(), Costs())
             with _translated(name):
-                for found in work.changes(is_built=False):
+                for found in work.changes():
                     yield from (change.row for change in found.changes if change.row is not None)
 
     @contextmanager
@@ -232,9 +256,15 @@ def has_rows(cut: MirrorCut) -> bool:
     return cut.before is None or cut.after.applied.seq > cut.before.applied.seq
 
 
-def _is_stored(view: ViewPlan, stored: Mapping[str, Definition]) -> bool:
+def _due(view: ViewPlan, stored: Mapping[str, Definition], seq: int) -> str:
+    """Return why a view has to be computed completely in a cut to a seq; "" if it need not be."""
     found = stored.get(view.name)
-    return found is not None and found.fingerprint == view.definition.fingerprint
+    if found is not None and found.is_due:
+        return "cdc view rebuild has asked for it"
+    if found is None or found.fingerprint != view.definition.fingerprint:
+        return "its definition has changed"
+    # Of a store that writes tables one by one: rows that the view no longer has are deleted last.
+    return "its computation in this cut was interrupted" if found.seq == seq else ""
 
 
 def _with_first(changes: Iterator[Changes]) -> Iterator[Changes]:

@@ -14,7 +14,7 @@ from lockstep.jobs.views import types
 from lockstep.sinks.contract import Change, Changes, Column, Listable, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from lockstep.sinks.contract import Applied, Sink
 
@@ -28,9 +28,14 @@ DEFINITIONS: Final = Version(
     (types.TEXT.column("view"), types.TEXT.column("definition")),
     {},
 )
+# A fingerprint of no view: one with it in the store is computed again.
+_REBUILT: Final = "rebuild"
+# The newest requests that a definition names. A command whose request is not among them any more
+# asks once more.
+_MOST_REQUESTS: Final = 16
 
 
-class Definition(msgspec.Struct, frozen=True):
+class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a view's rows were computed by."""
 
     fingerprint: str  # of the translated query, the key, and the tables' versions
@@ -38,6 +43,8 @@ class Definition(msgspec.Struct, frozen=True):
     schema_id: int
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    seq: int = 0  # of the cut in which all rows were computed
+    requests: tuple[str, ...] = ()  # for which they are computed again, or have been
 
     @property
     def is_dropped(self) -> bool:
@@ -50,6 +57,29 @@ class Definition(msgspec.Struct, frozen=True):
         It is no view's, so one that is declared again is computed again, whatever was deleted.
         """
         return msgspec.structs.replace(self, fingerprint="")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether all rows are to be computed again in the next cut, because it was asked for."""
+        return self.fingerprint == _REBUILT
+
+    def as_due(self, requests: Collection[str]) -> Definition:
+        """Return the definition of a view whose rows are about to be computed again for requests.
+
+        It is no view's, so whichever process writes the next cut does that, and repeats it if it is
+        interrupted.
+        """
+        named = (*self.requests, *(each for each in requests if each not in self.requests))
+        return msgspec.structs.replace(self, fingerprint=_REBUILT, requests=named[-_MOST_REQUESTS:])
+
+    def has_answered(self, request: str, seq: int) -> bool:
+        """Return whether a store at a seq has all rows as computed again for a request."""
+        return request in self.requests and not self.is_due and self.seq <= seq
+
+    def at(self, seq: int, former: Definition | None) -> Definition:
+        """Return the definition of a view that is computed completely, in place of a former one."""
+        requests = former.requests if former else ()
+        return msgspec.structs.replace(self, seq=seq, requests=requests)
 
     def version(self, view: str) -> Version:
         """Return the view as a table of its store."""

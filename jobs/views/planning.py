@@ -87,6 +87,8 @@ def _difference(wanted: Definition, found: Definition | None) -> str:
         return ""
     if found.is_dropped:
         return "its rows were being deleted"
+    if found.is_due:
+        return "cdc view rebuild has asked for it"
     parts = {
         "key": found.key != wanted.key,
         "columns": found.columns != wanted.columns,

@@ -11,9 +11,9 @@ import pytest
 
 from cdc.config import Config
 from cdc.events import LSN
-from cdc.log import names, topics, view_drops
+from cdc.log import names, topics, view_requests
 from cdc.log.follower_reports import FollowerRecord, Readings, Reports, read
-from cdc.log.view_drops import DropRequests
+from cdc.log.view_requests import ViewRequest, ViewRequests
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.reported import reported
 from tests.fixtures.servers import KafkaServer, log_alone
@@ -66,24 +66,33 @@ def test_requests_are_read_by_the_job_that_runs_and_are_no_reports(
     config: Config, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was asked for before a job started is not obeyed: its view may be declared again."""
-    monkeypatch.setattr(view_drops, "LOOK_SECONDS", 0.0)
-    reports, requests = Reports(config), DropRequests(config, "cache")
+    monkeypatch.setattr(view_requests, "LOOK_SECONDS", 0.0)
+    reports, requests = Reports(config), ViewRequests(config, "cache")
 
-    def ask(follower: str, view: str, **changed: str) -> None:
-        of = msgspec.structs.replace(config, **changed)
-        reports.send(view_drops.key(of, follower, view), None)
+    def ask(key: bytes) -> None:
+        reports.send(key, None)
         reports.write(written)
         reports.flush()
 
-    written = report()
-    ask("cache", "earlier")
+    written, key = report(), partial(view_requests.key, config, "cache")
+    ask(key(drop="earlier"))
     assert requests.due() == []
-    ask("cache", "totals")
-    ask("search", "totals")
-    ask("cache", "names")
-    ask("cache", "totals")
-    ask("cache", "foreign", pipeline="another")
-    assert requests.due() == ["totals", "names"]
+    totals = {"pipeline": config.pipeline, "follower": "cache", "drop": "totals"}
+    assert msgspec.json.decode(key(drop="totals")) == totals
+    ask(key(drop="totals"))
+    ask(view_requests.key(config, "search", drop="totals"))
+    ask(key(rebuild="names", request="a"))
+    ask(key(drop="totals"))
+    ask(key(rebuild="names", request="b"))
+    ask(key(rebuild="names", request="a"))
+    another = msgspec.structs.replace(config, pipeline="another")
+    ask(view_requests.key(another, "cache", drop="foreign"))
+    of_cache = partial(ViewRequest, config.pipeline, "cache")
+    assert requests.due() == [
+        of_cache(drop="totals"),
+        of_cache(rebuild="names", request="a"),
+        of_cache(rebuild="names", request="b"),
+    ]
     assert requests.due() == []
     requests.close()
     assert read(config) == {"cache": written}

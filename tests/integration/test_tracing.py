@@ -16,7 +16,7 @@ import pytest
 from cdc.cli.main import run
 from cdc.errors import Exit
 from cdc.events import LSN
-from cdc.log import view_drops
+from cdc.log import view_requests
 from lockstep.conformance.memory import MemorySink
 from tests.fixtures.commands import environment
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
@@ -167,7 +167,7 @@ def test_others_are_traced_by_their_share_and_what_no_follower_has_stays_open(
         traced(line, content)
         published(line)
     follower = FakeFollower(line.config)
-    follower.reports.send(view_drops.key(line.config, "cache", "v"), None)  # no report
+    follower.reports.send(view_requests.key(line.config, "cache", drop="v"), None)  # no report
     follower.report(lsn=written(line), seq=1_000)
     wait_until(
         lambda: sum(each.name == "replicate" for each in receiver.spans) >= 3, "none has ended"

@@ -1,11 +1,13 @@
-"""`cdc view plan`, `apply` and `drop` on a running pipeline, in four stores."""
+"""`cdc view plan`, `apply`, `rebuild` and `drop` on a running pipeline, in four stores."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from cdc.errors import Exit, LagError
-from cdc.failpoints import VIEW_DROP_NAMES, VIEW_NAMES
+from cdc.failpoints import VIEW_NAMES, VIEW_REQUEST_NAMES
 from cdc.log import follower_reports
 from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.changing_views import Patience, build, drop, planned, rebuild
@@ -90,6 +92,15 @@ class Changed(Followed):
         with closing(sqlite3.connect(self.root / "table.db")) as connection:
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute(f"SELECT * FROM {view}")]
+
+    def damage(self, view: str) -> None:
+        """Delete a row of a view in SQLite, and change another."""
+        with closing(sqlite3.connect(self.root / "table.db")) as connection, connection:
+            found = [
+                connection.execute(f"DELETE FROM {view} WHERE id = 7"),
+                connection.execute(f"UPDATE {view} SET id = 99 WHERE id = 8"),
+            ]
+            assert [each.rowcount for each in found] == [1, 1]
 
     def runs(self, follower: str) -> bool:
         """Return whether a follower's job reports that it runs."""
@@ -232,9 +243,9 @@ def test_a_view_without_an_answer_is_dropped_while_its_follower_waits(changed: C
         changed.expect_running(runs)
 
 
-@pytest.mark.long("jobs with Spark, which are killed", sample=[f"{VIEW_DROP_NAMES[0]}:2"])
+@pytest.mark.long("jobs with Spark, which are killed", sample=[f"{VIEW_REQUEST_NAMES[0]}:2"])
 @pytest.mark.parametrize(
-    "failpoint", [f"{name}:{count}" for name in VIEW_DROP_NAMES for count in (1, 2, 3)]
+    "failpoint", [f"{name}:{count}" for name in VIEW_REQUEST_NAMES for count in (1, 2, 3)]
 )
 def test_what_a_killed_job_has_not_deleted_the_command_deletes(
     changed: Changed, tmp_path: Path, failpoint: str
@@ -259,22 +270,95 @@ def test_what_a_killed_job_has_not_deleted_the_command_deletes(
         assert changed.in_table("prices") != []
 
 
-def test_a_view_is_computed_again_where_no_other_copy_of_its_follower_runs(
-    changed: Changed,
+def test_a_view_is_computed_again_by_the_job_that_runs_or_else_by_the_command(
+    changed: Changed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed.pipeline.start().wait_ready()
     changed.pipeline.database.execute(ROWS)
+    changed.declare({"prices": DECLARED["prices"]})
     changed.follow("lake", *STORES)
     with changed.following("lake"):
         assert changed.client.delete(f"{changed.prefix}-prices:3")
         rebuild(changed.config, ["cache"], "prices", Patience(_SECONDS))
         changed.expect_equal("prices", PRICES)
-    with changed.following("lake", "cache") as runs:
-        assert changed.client.delete(f"{changed.prefix}-prices:3")
+        with changed.following("cache") as runs:
+            changed.expect_running(runs)
+            assert changed.client.delete(f"{changed.prefix}-prices:3")
+            rebuild(changed.config, ["cache"], "prices", Patience(_SECONDS))
+            changed.expect_equal("prices", PRICES)
+            work = runs["cache"].progress.views["prices"]
+            assert (work.how, work.why) == ("build", "cdc view rebuild has asked for it")
+            assert "its job is asked to compute prices again" in capsys.readouterr().err
+
+            changed.declare(DECLARED)  # which the job has not read
+            with pytest.raises(LagError, match="view names: cache has not computed it again"):
+                rebuild(changed.config, ["cache"], "names", Patience(5))
+            changed.expect_running(runs)
+
+
+@pytest.mark.long("three followers with Spark; the command and one job are in the test before")
+def test_two_commands_have_a_view_computed_again_while_rows_change(changed: Changed) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    stopping = threading.Event()
+
+    def change() -> None:
+        while not stopping.wait(0.05):
+            changed.pipeline.database.execute(
+                "UPDATE products SET price = price + 1 WHERE id = 1 + (random() * 11)::int"
+            )
+
+    with changed.following("lake", "cache", "table") as runs, ThreadPoolExecutor(3) as threads:
         changed.expect_running(runs)
-        with pytest.raises(LagError, match="cache has not computed prices again"):
-            rebuild(changed.config, ["cache"], "prices", Patience(3))
-        assert not changed.client.exists(f"{changed.prefix}-prices:3")
+        changing = threads.submit(change)
+        try:
+            assert changed.client.delete(f"{changed.prefix}-names:7")
+            changed.damage("names")
+            both = [
+                threads.submit(rebuild, changed.config, each, "names", Patience(_SECONDS))
+                for each in (["cache", "table"], ["table", "cache"])
+            ]
+            for each in both:
+                each.result()
+        finally:
+            stopping.set()
+        changing.result()
+        changed.reach(*runs.values())
+        changed.follow("answers", "stream")
+        changed.expect_equal("names", NAMES)
+        changed.expect_equal("prices", PRICES)
+
+
+@pytest.mark.long("jobs with Spark, which are killed", sample=["view_written:1"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        *(f"{VIEW_REQUEST_NAMES[0]}:1", f"{VIEW_REQUEST_NAMES[1]}:1"),
+        *(f"{VIEW_NAMES[0]}:1", f"{VIEW_NAMES[0]}:2", f"{VIEW_REQUEST_NAMES[1]}:2"),
+    ],
+)
+def test_what_a_killed_job_has_not_computed_again_the_command_computes(
+    changed: Changed, tmp_path: Path, failpoint: str
+) -> None:
+    changed.pipeline.start().wait_ready()
+    changed.pipeline.database.execute(ROWS)
+    changed.follow("lake", *STORES)
+    job = CommandSession(
+        changed.pipeline.config_file,
+        *("follow", "--followers", "table"),
+        log=tmp_path / "follow.log",
+        scratch=tmp_path / "scratch",
+        failpoint=failpoint,
+    )
+    with changed.following("lake"):
+        wait_until(lambda: changed.runs("table"), "the job does not run", 120)
+        changed.damage("prices")
+        rebuild(changed.config, ["table"], "prices", Patience(_SECONDS))
+        changed.expect_equal("prices", PRICES)
+        assert job.process.wait(_SECONDS) == -signal.SIGKILL, job.log
+        job.kill()
+        changed.expect_equal("names", NAMES)
 
 
 @pytest.mark.long("a job with Spark")
@@ -296,8 +380,8 @@ def test_a_rebuild_reports_where_it_has_computed_the_view(changed: Changed) -> N
 @pytest.mark.parametrize(
     "failpoints",
     [
-        [f"{name}:{count}" for count in (1, 1, 1) for name in VIEW_DROP_NAMES],
-        ["view_drop_written:2", "view_drop_written:2"],
+        [f"{name}:{count}" for count in (1, 1, 1) for name in VIEW_REQUEST_NAMES],
+        ["view_request_written:2", "view_request_written:2"],
     ],
 )
 def test_a_drop_that_is_killed_anywhere_is_done_by_the_next_one(

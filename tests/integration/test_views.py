@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import count
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,9 +21,9 @@ from cdc.config.views import View
 from cdc.errors import UnavailableError
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.apply.following_views import ViewsFollowing
-from lockstep.jobs.views import computing, reducing, states
+from lockstep.jobs.views import computing, definitions, reducing, states
 from lockstep.jobs.views.cuts import ViewCuts
-from lockstep.sinks.contract import Applied
+from lockstep.sinks.contract import Applied, Changes, Sink, Version
 from lockstep.sinks.delta import plain
 from tests.fixtures.servers import Database
 from tests.fixtures.view_list import FULL, STRICT, VIEWS
@@ -216,7 +219,67 @@ def test_ddl_that_no_view_reads_computes_none_again(
         assert shop.differences("v", _rows(store, "v")) == ""
 
 
-def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
+class Killed(BaseException):
+    """A process is killed."""
+
+
+class DeletesLast(MemorySink):
+    """Writes rows one by one, and deletes those below a truncate last, as the sink of Redis does.
+
+    The process is killed before the store's call of a number.
+    """
+
+    def __init__(self, name: str, kill_at: float = inf) -> None:
+        super().__init__(name)
+        self.calls, self._kill_at, self._truncates = 0, kill_at, list[Changes]()
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.calls > self._kill_at:
+            raise Killed
+
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
+        self._call()
+        super().begin(reached, versions, above)
+
+    def write(self, changes: Changes) -> int:
+        new = 0
+        for each in changes.changes:
+            self._call()
+            new += super().write(changes._replace(changes=[each], truncated=None))
+        if changes.truncated is not None:
+            self._truncates.append(changes._replace(changes=[]))
+        return new
+
+    def commit(self, applied: Applied) -> None:
+        for each in self._truncates:
+            self._call()
+            super().write(each)
+        self._truncates.clear()
+        self._call()
+        super().commit(applied)
+
+
+class Rebuilding(ViewsFollowing):
+    """A follower of a shop's views that applies a cut when asked to."""
+
+    def __init__(self, shop: Shop, spark: SparkSession, sink: Sink, request: str = "") -> None:
+        self._of_shop = shop.views(spark)
+        asked = ("v", request) if request else None
+        super().__init__(shop.config, "views", sink, once=bool(request), rebuild=asked)
+
+    def _cuts(self) -> ViewCuts:
+        return self._of_shop
+
+    def next(self) -> bool:
+        """Apply a cut; return whether the follower ends then."""
+        cut = self._mirror.cut(self._sink.open())
+        assert cut is not None
+        self._apply(cut, 1)
+        return self._until is not None
+
+
+def test_a_rebuild_waits_for_cuts_in_which_rows_can_be_written(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
     """A cut to a frontier of the same seq writes none: the view would not be computed again."""
@@ -226,25 +289,59 @@ def test_a_rebuild_waits_for_a_cut_in_which_rows_can_be_written(
     shop.cut()
     shop.follow(spark, lambda: MemorySink(name))
     STORES[name].tables["views.v"].rows.clear()
-
-    class Rebuilding(ViewsFollowing):
-        def _cuts(self) -> ViewCuts:
-            return shop.views(spark)
-
-        def next(self, sink: MemorySink) -> bool:
-            """Apply a cut; return whether the follower ends then."""
-            cut = self._mirror.cut(sink.open())
-            assert cut is not None
-            self._apply(cut, 1)
-            return self._until is not None
-
-    sink = MemorySink(name)
-    following = Rebuilding(shop.config, "views", sink, once=True, rebuilt="v")
+    following = Rebuilding(shop, spark, MemorySink(name), "request")
     shop.idle()
-    assert not following.next(sink)
+    assert not following.next()
     shop.cut()
-    assert following.next(sink)
+    assert not following.next()
+    shop.idle()
+    assert not following.next()
+    shop.cut()
+    assert following.next()
     assert shop.differences("v", _rows(name, "v")) == ""
+
+
+def test_a_rebuild_that_is_killed_anywhere_is_continued_by_any_process(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Once the store has it on record; and no request counts as answered before its rows are."""
+    view = View(sql="SELECT id, name FROM customers", key=("id",))
+    shop = Shop(database, tmp_path / "lake", {"v": view})
+    database.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'b')")
+    shop.cut()
+    reached = set[str]()
+    for kill_at in count():
+        name = f"{tmp_path} {kill_at}"
+        shop.follow(spark, lambda: MemorySink(name))  # noqa: B023 - at once
+        rows = STORES[name].tables["views.v"].rows
+        former = rows.pop(b'{"id":1}')
+        rows[b'{"id":9}'] = former
+        killed = DeletesLast(name, kill_at)
+        following = Rebuilding(shop, spark, killed, "request")
+        try:
+            for _ in range(2):
+                shop.cut()
+                following.next()
+        except Killed:
+            pass
+        for again in range(3):
+            with closing(DeletesLast(name)) as sink:
+                state = sink.open()
+                assert state is not None
+                stored = definitions.stored(sink, ["v"])["v"]
+                if stored.has_answered("request", state.applied.seq):
+                    assert shop.differences("v", _rows(name, "v")) == ""
+                    reached.add(f"answered after {again}")
+                    break
+                shop.cut()
+                # The record itself may be missing: only then is it asked for again.
+                asked = "" if stored.is_due else "request"
+                Rebuilding(shop, spark, sink, asked).next()
+        else:
+            pytest.fail(f"never answered, killed at {kill_at}")
+        if kill_at >= killed.calls:
+            break
+    assert reached == {f"answered after {again}" for again in range(3)}
 
 
 def test_many_affected_values_are_joined_and_most_are_computed_completely(
@@ -412,9 +509,9 @@ def test_members_of_random_jsonb_are_postgres_own_after_each_cut(
     """Selected, in conditions, joined by, grouped by, and numbered by."""
     shop = Shop(database, tmp_path / "lake", JSON_VIEWS, None, JSON_TABLES)
     chosen, name, wrong, seen = Random(16), str(tmp_path), list[str](), set[str]()
-    for count in (150, 15, 15):
+    for changes in (150, 15, 15):
         with database.connect() as connection:
-            for _ in range(count):
+            for _ in range(changes):
                 made = json.dumps(_json(chosen))
                 # Digits after the point that no double has.
                 text = re.sub(r"(?<=\d)\.125(?=[,}\]])", ".12500", made)

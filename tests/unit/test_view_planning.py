@@ -114,6 +114,24 @@ def test_a_view_whose_rows_were_being_deleted_is_never_unchanged() -> None:
     assert (found.state, found.why) == ("dropped", "cdc view drop was interrupted")
 
 
+def test_a_view_that_is_computed_again_is_not_unchanged_until_it_is() -> None:
+    made = _definition(BEFORE, "v", "name").at(4, None)
+    due = made.as_due(["a", "b"])
+    (found,) = _steps(_config(BEFORE), {"v": due}, "name")
+    assert (found.state, found.why) == ("changed", "cdc view rebuild has asked for it")
+    assert not due.has_answered("a", 9)
+    done = made.at(7, due)
+    assert [done.has_answered("a", seq) for seq in (6, 7, 8)] == [False, True, True]
+    assert _steps(_config(BEFORE), {"v": done}, "name")[0].state == "unchanged"
+
+
+def test_a_definition_names_the_newest_requests_once() -> None:
+    found = _definition(BEFORE, "v", "name")
+    for number in range(20):
+        found = found.as_due([str(number)]).as_due([str(number)])
+    assert found.requests == tuple(map(str, range(4, 20)))
+
+
 def test_a_refused_view_says_why() -> None:
     (found,) = _steps(_config({"v": _view("SELECT id, lower(name) AS n FROM items")}), {}, "name")
     assert (found.state, found.command) == ("refused", "cdc view check v")

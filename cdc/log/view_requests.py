@@ -1,8 +1,8 @@
-"""Requests to followers' jobs to delete a view, in the topic of their reports.
+"""Requests to followers' jobs to delete a view or to compute it again, in their reports' topic.
 
-`cdc view drop` makes one, and repeats it until the rows are deleted. It is a key without a value:
-compaction removes it, and readers of reports skip it. A job obeys only requests that were made
-while it runs, since one that starts later may have a configuration that declares the view again.
+A command makes one, and repeats it until the store shows that it is done. It is a key without a
+value: compaction removes it, and readers of reports skip it. A job obeys only requests that were
+made while it runs, since one that starts later may have another configuration.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ LOOK_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 3.0
 
 
-class DropRequest(msgspec.Struct, frozen=True):
-    """The key of a request."""
+class ViewRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The key of a request: one of `drop` and `rebuild` is the view."""
 
     pipeline: str
     follower: str
-    drop: str  # the view
+    drop: str = ""
+    rebuild: str = ""
+    request: str = ""  # of a rebuild, which the store names once it is done; a drop needs none
 
 
-def key(config: Config, follower: str, view: str) -> bytes:
-    """Return the key by which a follower's job is asked to delete a view."""
-    return msgspec.json.encode(DropRequest(config.pipeline, follower, view))
+def key(config: Config, follower: str, **what: str) -> bytes:
+    """Return the key by which a follower's job is asked; `what`: the other fields."""
+    return msgspec.json.encode(ViewRequest(config.pipeline, follower, **what))
 
 
-_decode: Final = msgspec.json.Decoder(DropRequest).decode
+_decode: Final = msgspec.json.Decoder(ViewRequest).decode
 
 
-class DropRequests(TopicReadings):
+class ViewRequests(TopicReadings):
     """Reads the requests to one follower's job that are made from the first look on."""
 
     def __init__(self, config: Config, follower: str) -> None:
         super().__init__(config, names.followers_topic(config.prefix))
         self._follower = follower
-        self._asked = dict[str, None]()
+        self._asked = dict[ViewRequest, None]()
         self._has_read = False
         self._next_look = 0.0  # monotonic
 
-    def due(self) -> list[str]:
-        """Return the views that were asked for since the last look, if another one is due."""
+    def due(self) -> list[ViewRequest]:
+        """Return what was asked for since the last look, if another one is due."""
         if time.monotonic() < self._next_look:
             return []
         try:
@@ -75,7 +77,7 @@ class DropRequests(TopicReadings):
         with suppress(msgspec.MsgspecError):
             asked = _decode(row_key(message.key()) or b"")
             if (asked.pipeline, asked.follower) == (self._config.pipeline, self._follower):
-                self._asked[asked.drop] = None
+                self._asked[asked] = None
 
     def forget(self) -> None:
         self._asked.clear()
