@@ -19,7 +19,7 @@ from benchmarks.family import Family
 from cdc.config.check import load
 from lockstep.jobs.documents.mirror_cuts import LogVersions
 from lockstep.jobs.reading_as_of import session
-from lockstep.jobs.views import jsonb_functions
+from lockstep.jobs.views import functions
 from lockstep.jobs.views.cuts import ViewCuts
 from lockstep.jobs.views.plans import NEW, plan
 from lockstep.jobs.views.translating import relation
@@ -37,7 +37,7 @@ def main(config_path: str, follower: str, out: str, runs: str) -> None:
     config = load(config_path)
     spark = session("recompute")
     spark.conf.set("spark.sql.ansi.enabled", "true")
-    jsonb_functions.register(spark)
+    functions.register(spark)
     plans = _registered(spark, config, follower)
     family, found = Family(os.getpid()), list[dict[str, dict[str, float]]]()
     for _ in range(1 + int(runs)):

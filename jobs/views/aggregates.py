@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from lockstep.jobs.views.quotients import quotient
+from lockstep.jobs.views import collecting
+from lockstep.jobs.views.quotients import MOST_SCALE, quotient
 from lockstep.jobs.views.refusing import UnsupportedError, unknown, written
+from lockstep.jobs.views.roots import STDDEV
 from lockstep.jobs.views.scalars import combined
-from lockstep.jobs.views.types import BOOL, FLOATS, INT8, INTEGERS, TEXT, numeric
+from lockstep.jobs.views.types import BOOL, FLOATS, INT8, INTEGERS, numeric
 from lockstep.jobs.views.values import (
     Rules,
     Value,
     coerced,
+    expect_callable,
     expect_grouped,
     expect_number,
     expect_ordered,
     expect_parts,
-    expect_text,
     own,
     size,
-    string,
     table_of,
 )
 from lockstep.sinks.delta.types import MAX_PRECISION
@@ -40,6 +41,8 @@ _BITS: Final[dict[type[exp.Expr], str]] = {
     exp.BitwiseOrAgg: "bit_or",
     exp.BitwiseXorAgg: "bit_xor",
 }
+# Of a standard deviation, before the point: more leave too few digits after it.
+_MOST_ROOT_DIGITS: Final = 14
 
 
 class _Aggregate(NamedTuple):
@@ -142,6 +145,38 @@ def _variance(rules: Rules, node: exp.Variance | exp.VariancePop, clause: str) -
     return quotient(difference, by, 2 * (precision - scale))
 
 
+def _stddev(rules: Rules, node: exp.Stddev | exp.StddevSamp | exp.StddevPop, clause: str) -> Value:
+    """Return a standard deviation, of sums of integers: the numbers without their point."""
+    what = written(node)
+    if isinstance(node.this, exp.Distinct):
+        raise UnsupportedError(f"{what} with DISTINCT", "select the values once in a subquery")
+    expect_callable(rules, what)
+    found = rules.value(node.this)
+    _expect_exact(found, what)
+    precision, scale = size(found.type, what)
+    # At most half as large again as the largest value.
+    digits = min(precision - scale + 1, _MOST_ROOT_DIGITS)
+    kind = numeric(MAX_PRECISION, min(MAX_PRECISION - digits, MOST_SCALE), has_scale=False)
+    most = size(kind, what)[1]
+    if 2 * scale > most:
+        raise UnsupportedError(
+            f"{what} of a numeric of {scale} digits after the point",
+            f"round it before, by round(…, n) or ::numeric(p,s), to {most // 2} digits at most",
+        )
+    wide = numeric(MAX_PRECISION, 0).spark
+    unit = f"CAST('1{'0' * scale}' AS decimal({scale + 1},0))"
+    integer = f"{coerced(found, numeric(precision, scale))} * {unit}"
+    integer = f"CAST({integer} AS {numeric(precision, 0).spark})"
+    total, squares = (
+        f"CAST(sum(CAST({each} AS {wide})){clause} AS string)"
+        for each in (integer, f"{integer} * {integer}")
+    )
+    is_sample = "false" if isinstance(node, exp.StddevPop) else "true"
+    has_scale = "true" if found.type.has_scale else "false"
+    given = f"{total}, {squares}, count({found.sql}){clause}, {is_sample}, {scale}, {has_scale}"
+    return Value(f"CAST({STDDEV}({given}, {most}) AS {kind.spark})", kind)
+
+
 def _min_max(rules: Rules, node: exp.Min | exp.Max, clause: str) -> Value:
     _, inner = _distinct(node.this)
     found = rules.value(inner)
@@ -162,64 +197,6 @@ def _bits(rules: Rules, node: exp.Expr, clause: str) -> Value:
     if found.type.name not in INTEGERS:
         raise UnsupportedError(f"{word}() of {found.type.title}", "cast to an integer")
     return Value(f"{word}({found.sql}){clause}", found.type)
-
-
-def _joined(rules: Rules, node: exp.GroupConcat, clause: str) -> Value:
-    """Return the texts of a group in one, in an order that leaves none of them in any place."""
-    what, inner, separator = "string_agg()", node.this, node.args.get("separator")
-    order = inner if isinstance(inner, exp.Order) else None
-    word, inner = _distinct(order.this if order else inner)
-    if order is None:
-        raise UnsupportedError(
-            f"{what} without ORDER BY", "write it: string_agg(a, ',' ORDER BY b)"
-        )
-    if not (isinstance(separator, exp.Literal) and separator.is_string):
-        raise UnsupportedError(f"{what} with a separator that is no literal", "write it")
-    by = [each.this for each in order.expressions]
-    if word and by != [inner]:
-        raise UnsupportedError(
-            f"{what} with DISTINCT in another order than by its texts",
-            'write string_agg(DISTINCT a COLLATE "C", \',\' ORDER BY a COLLATE "C")',
-        )
-    # Equal texts may change places.
-    if _text_of(inner) not in map(_text_of, by) and not rules.order_of_group_is_total(by):
-        raise UnsupportedError(
-            f"{what} whose ORDER BY may leave rows in any order",
-            "add the text itself to ORDER BY, at the end, or what is unique in each table",
-        )
-    found = rules.value(inner)
-    expect_text(found.type, what)
-    text = coerced(found, TEXT)
-    parts = [_part_of_order(rules, each, at) for at, each in enumerate(order.expressions)]
-    row = ", ".join(f"'o{at}', {sql}" for at, (sql, _) in enumerate(parts))
-    row = f"named_struct({row}, 'text', {text})"
-    # NULL is no element; of no element the answer is NULL.
-    rows = f"collect_list({word}if({text} IS NULL, NULL, {row})){clause}"
-    compared = "0"
-    for _, template in reversed(parts):
-        compared = template.format(compared)
-    texts_of = f"transform(array_sort(x, (l, r) -> {compared}), y -> y.text)"
-    joined = f"array_join({texts_of}, {string(separator.this)})"
-    # Spark's listagg() fails with ORDER BY alongside several DISTINCT ones.
-    return Value(f"transform(array({rows}), x -> if(size(x) = 0, NULL, {joined}))[0]", TEXT)
-
-
-def _text_of(node: exp.Expr) -> exp.Expr:
-    """Return a text without its collation, which leaves equal what is equal."""
-    return node.this if isinstance(node, exp.Collate) else node
-
-
-def _part_of_order(rules: Rules, node: exp.Ordered, at: int) -> tuple[str, str]:
-    """Return what rows are ordered by, and how two of them compare; `{}` if that is equal."""
-    found = rules.value(node.this)
-    expect_ordered(found.type, "ORDER BY")
-    one, other = f"l.o{at}", f"r.o{at}"
-    less = 1 if node.args.get("desc") else -1
-    null = -1 if node.args.get("nulls_first") else 1
-    return found.sql, (
-        f"CASE WHEN {one} <=> {other} THEN {{}} WHEN {one} IS NULL THEN {null}"
-        f" WHEN {other} IS NULL THEN {-null} WHEN {one} < {other} THEN {less} ELSE {-less} END"
-    )
 
 
 def _chosen(rules: Rules, node: exp.WithinGroup, clause: str) -> Value:
@@ -288,10 +265,13 @@ AGGREGATES: Final = {
         ("this", _sum, [exp.Sum]),
         ("this", _avg, [exp.Avg]),
         ("this", _variance, [exp.Variance, exp.VariancePop]),
+        ("this", _stddev, [exp.Stddev, exp.StddevSamp, exp.StddevPop]),
         ("this", _min_max, [exp.Min, exp.Max]),
         ("this", _all_any, [exp.LogicalAnd, exp.LogicalOr]),
         ("this", _bits, list(_BITS)),
-        ("this separator", _joined, [exp.GroupConcat]),
+        ("this separator", collecting.joined, [exp.GroupConcat]),
+        ("this", collecting.as_array, [exp.ArrayAgg]),
+        ("this expressions", collecting.document, [exp.AnonymousAggFunc]),
         ("this expression", _chosen, [exp.WithinGroup]),
     )
     for kind in kinds

@@ -21,7 +21,7 @@ from cdc.log.follower_reports import ViewWork
 from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
 from lockstep.jobs.documents.mirror_cuts import MirrorCut, MirrorCuts
-from lockstep.jobs.views import code, definitions, jsonb_functions
+from lockstep.jobs.views import code, definitions, functions
 from lockstep.jobs.views.answers import Answers
 from lockstep.jobs.views.computing import Computation
 from lockstep.jobs.views.costs import Costs, Stopwatch
@@ -217,8 +217,8 @@ class ViewCuts(MirrorCuts):
             spark.conf.set("spark.sql.ansi.enabled", "true")
             # Files are listed here: a job that does it takes longer.
             spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000")
-            if any(jsonb_functions.are_called(each.new) for each in plans):
-                jsonb_functions.register(spark)
+            if any(functions.are_called(each.new) for each in plans):
+                functions.register(spark)
             yield (
                 spark,
                 {

@@ -14,7 +14,7 @@ from sqlglot import exp
 from lockstep.jobs.views.jsonb_functions import AT_PATH, CONTAINS, HAS_KEYS, LENGTH, MEMBER
 from lockstep.jobs.views.refusing import UnsupportedError
 from lockstep.jobs.views.types import BOOL, INT4, INTEGERS, JSONB, TEXT, TEXTS, UNKNOWN
-from lockstep.jobs.views.values import Rules, Value, coerced, string, table_of
+from lockstep.jobs.views.values import Rules, Value, coerced, expect_callable, string, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,11 +128,8 @@ def _column(rules: Rules, node: exp.Expr, written: str, *, calls: bool) -> str:
     if found.type.name != "jsonb" or found.type.mask:
         kind = "a masked column" if found.type.mask else found.type.title
         raise UnsupportedError(f"{written} of {kind}", "take a jsonb column, or select it as it is")
-    if calls and not rules.can_call:
-        raise UnsupportedError(
-            f"{written} in ON of an outer join, or in a subquery that is a value or a condition",
-            "join a subquery that selects the member as a column",
-        )
+    if calls:
+        expect_callable(rules, written)
     return found.sql
 
 

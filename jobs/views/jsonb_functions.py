@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import SparkSession
-
 MEMBER: Final = "lockstep_jsonb"
 AT_PATH: Final = "lockstep_jsonb_path"
 CONTAINS: Final = "lockstep_jsonb_contains"
@@ -27,25 +25,6 @@ _read: Final = JSONDecoder(parse_int=str, parse_float=str).raw_decode
 _parse: Final = JSONDecoder(parse_int=Decimal, parse_float=Decimal).decode
 _INDEX: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?0{0,99}[0-9]{1,10}", re.ASCII)
 _INT4: Final = range(-(1 << 31), 1 << 31)
-
-
-def are_called(query: str) -> bool:
-    """Return whether a query calls one of them: their names begin alike."""
-    return MEMBER in query
-
-
-def register(spark: SparkSession) -> None:
-    """Make the functions known to a session: in a JVM that has just started, it takes a second."""
-    from pyspark.sql.functions import udf  # noqa: PLC0415 - pyspark takes a second to import
-
-    for name, function, returned in (
-        (MEMBER, member, "string"),
-        (AT_PATH, at_path, "string"),
-        (CONTAINS, contains, "boolean"),
-        (HAS_KEYS, has_keys, "boolean"),
-        (LENGTH, length, "int"),
-    ):
-        spark.udf.register(name, udf(function, returned, useArrow=False))
 
 
 def member(

@@ -6,7 +6,8 @@ expressions, and a view that is named in another view's FROM is a subquery there
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
@@ -121,6 +122,14 @@ def _inlined(name: str, sqls: Mapping[str, str], above: tuple[str, ...]) -> exp.
     return query
 
 
+# Aggregates of which sqlglot knows some, and one by the name of another.
+_DOCUMENTS: Final = ("JSON_AGG", "JSONB_AGG", "JSON_OBJECT_AGG", "JSONB_OBJECT_AGG")
+
+
+def _document(name: str, given: list[exp.Expr]) -> exp.Expr:
+    return exp.AnonymousAggFunc(this=name, expressions=given)
+
+
 class _Parser(PostgresParser):
     LAMBDAS: ClassVar = {
         token: parse
@@ -131,11 +140,12 @@ class _Parser(PostgresParser):
     FUNCTION_PARSERS: ClassVar = {
         name: parse
         for name, parse in PostgresParser.FUNCTION_PARSERS.items()
-        if name != "DATE_PART"
+        if name not in {"DATE_PART", *_DOCUMENTS}
     }
     FUNCTIONS: ClassVar = {
         **{name: each for name, each in PostgresParser.FUNCTIONS.items() if name != "DATE_PART"},
         "EVERY": exp.LogicalAnd.from_arg_list,
+        **{name: partial(_document, name.lower()) for name in _DOCUMENTS},
     }
 
     def _parse_interval_span(

@@ -19,14 +19,14 @@ from lockstep.jobs.views.values import Value, size
 from lockstep.sinks.delta.types import MAX_PRECISION
 
 NO_DIGITS: Final = "lockstep: a quotient needs more digits than a store has"
-_GROUP: Final = 4  # digits: Postgres' numeric has base 10,000
-_SIGNIFICANT: Final = 16
+GROUP: Final = 4  # digits: Postgres' numeric has base 10,000
+SIGNIFICANT: Final = 16
 _STEP: Final = 16  # digits of one step of the division: its result is a bigint
 _FRACTION: Final = 2 * _STEP
 # An integer part is a bigint.
 _MOST_INTEGER_DIGITS: Final = 18
 # More are only needed by quotients below 1e-12; fewer leave room for comparisons.
-_MOST_SCALE: Final = 28
+MOST_SCALE: Final = 28
 # An operand whose values may have fewer digits than its type decides the scale of none of these.
 _MOST_UNSURE_SCALE: Final = 12
 
@@ -42,14 +42,14 @@ def quotient(left: Value, right: Value, integer_digits: int | None = None) -> Va
             )
     digits = precision - scale + other if integer_digits is None else integer_digits
     digits = min(max(digits, 1), _MOST_INTEGER_DIGITS)
-    kind = numeric(MAX_PRECISION, min(MAX_PRECISION - digits, _MOST_SCALE), has_scale=False)
+    kind = numeric(MAX_PRECISION, min(MAX_PRECISION - digits, MOST_SCALE), has_scale=False)
     return Value(_text(left, right, kind), kind)
 
 
 def _text(left: Value, right: Value, kind: PgType) -> str:
     (_, one), (_, other) = size(left.type, "/"), size(right.type, "/")
     # As integers of complete groups: the first group of each is that of its text.
-    shift = -(-max(one, other) // _GROUP) * _GROUP
+    shift = -(-max(one, other) // GROUP) * GROUP
     a, b = (_shifted(each, shift) for each in (left, right))
     least = max(one, other)
     has_scale = left.type.has_scale and right.type.has_scale
@@ -100,17 +100,17 @@ def _shifted(value: Value, digits: int) -> str:
 
 
 def _groups(name: str) -> str:
-    return f"CAST(ceil(length(CAST(abs({name}) AS string)) / {_GROUP}) AS int)"
+    return f"CAST(ceil(length(CAST(abs({name}) AS string)) / {GROUP}) AS int)"
 
 
 def _first(name: str) -> str:
     text = f"CAST(abs({name}) AS string)"
-    return f"CAST(left({text}, pmod(length({text}) - 1, {_GROUP}) + 1) AS int)"
+    return f"CAST(left({text}, pmod(length({text}) - 1, {GROUP}) + 1) AS int)"
 
 
 def _scale(least: int, kind: PgType, *, has_scale: bool) -> str:
     assert kind.size is not None, "it is a number"
-    wanted = f"({_SIGNIFICANT} - {_GROUP} * x.w)"
+    wanted = f"({SIGNIFICANT} - {GROUP} * x.w)"
     fails = f"CAST(raise_error('{NO_DIGITS}') AS int)"
     unsure = "" if has_scale else f" WHEN x.q <> 0 AND {wanted} < {least} THEN {fails}"
     # Of zero any scale is the same number.

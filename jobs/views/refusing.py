@@ -124,14 +124,8 @@ _GROUPS: Final = (
         "keep a table with a row for each element, and join or count its rows",
     ),
     (
-        "array_agg()",
-        "an array, whose elements have no key",
-        "make a view with a row for each, or write string_agg(…, ',' ORDER BY …)",
-    ),
-    (
-        ("json_agg() jsonb_agg() json_object_agg() jsonb_object_agg() json_build_object()"
-        " jsonb_build_object() json_build_array() jsonb_build_array() to_json() to_jsonb()"
-        " row_to_json() array_to_json()"),
+        ("json_build_object() jsonb_build_object() json_build_array() jsonb_build_array() to_json()"
+        " to_jsonb() row_to_json() array_to_json() json_arrayagg() json_objectagg()"),
         "a document, in which Spark writes numbers and times in another way",
         ("select the columns, which a store has as one row, or make the view in Python"
         " (docs/CODE.md)"),
@@ -166,11 +160,6 @@ _GROUPS: Final = (
         "xmlelement() xmlforest() xmlagg() xpath()",
         "a document, for which a store has no type",
         _AT_THE_READER,
-    ),
-    (
-        "stddev() stddev_pop() stddev_samp()",
-        "a root, whose digits depend on its value",
-        "select var_samp() or var_pop(), and take the root where the view is read",
     ),
     (
         ("corr() covar_pop() covar_samp() regr_avgx() regr_avgy() regr_count() regr_intercept()"
@@ -224,7 +213,7 @@ _NAMES: Final = {
     "MatchAgainst": "@@", "JSONBDeleteAtPath": "#-", "Overlaps": "overlaps", "Bracket": "[]",
     "Any": "any()", "All": "all()", "BitwiseLeftShift": "<<", "BitwiseRightShift": ">>",
     "Pow": "power()", "IntDiv": "div()", "Explode": "unnest()", "Unnest": "unnest()",
-    "ArrayAgg": "array_agg()", "JSONArrayAgg": "json_agg()", "JSONObjectAgg": "json_object_agg()",
+    "ArrayAgg": "array_agg()", "JSONObjectAgg": "json_objectagg()",
     "JSONArray": "json_build_array()", "JSONObject": "json_build_object()", "Rand": "random()",
     "ToNumber": "to_number()", "Hex": "to_hex()",
     "CurrentTime": "current_time", "ArrayPosition": "array_position()",

@@ -20,6 +20,7 @@ from lockstep.jobs.views.types import (
     TEXTS,
     UNKNOWN,
     PgType,
+    array_of,
     numeric,
 )
 from lockstep.jobs.views.values import (
@@ -55,6 +56,7 @@ _TYPES: Final = {
     "BOOLEAN": "bool", "SMALLINT": "int2", "INT": "int4", "BIGINT": "int8", "FLOAT": "float4",
     "DOUBLE": "float8", "TEXT": "text", "VARCHAR": "varchar", "DATE": "date", "UUID": "uuid",
     "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamptz", "DECIMAL": "numeric",
+    "JSON": "json", "JSONB": "jsonb",
 }  # fmt: skip
 
 
@@ -224,6 +226,8 @@ def _exact(precision: int, scale: int, sign: str) -> PgType:
 
 
 def _named(node: exp.DataType) -> PgType:
+    if node.this.name == "ARRAY" and len(node.expressions) == 1:
+        return array_of(_named(node.expressions[0]))
     name = _TYPES.get(node.this.name)
     if name is None:
         raise UnsupportedError(

@@ -125,6 +125,7 @@ INT8: Final = PgType("int8")
 TEXT: Final = PgType("text")
 DATE: Final = PgType("date")
 FLOAT8: Final = PgType("float8")
+JSON: Final = PgType("json")
 JSONB: Final = PgType("jsonb")
 NULL: Final = PgType(UNKNOWN)
 
@@ -133,6 +134,13 @@ def numeric(precision: int, scale: int, *, has_scale: bool = True) -> PgType:
     """Return a numeric type."""
     assert precision <= MAX_PRECISION, "checked before"
     return PgType("numeric", numeric_modifier(precision, scale), has_scale=has_scale)
+
+
+def array_of(element: PgType) -> PgType:
+    """Return the type of arrays of a built-in type."""
+    row = row_of(element.name)
+    assert row is not None, "it is built in"
+    return PgType(f"_{element.name}", element.modifier, row.array)
 
 
 def named(text: str) -> PgType:

@@ -42,8 +42,9 @@ def no_answer(view: str, reported: str) -> NoAnswerError | None:
     """Return the error of a view for which Spark has reported this; None if no value is why."""
     if NO_DIGITS in reported:
         return NoAnswerError(
-            f"view {view} has a quotient of more digits than a store has (docs/VIEWS.md)",
-            hint="leave such rows out of it, or round what it divides by round(…, n)",
+            f"view {view} has a quotient, or a standard deviation, of more digits than a store has"
+            " (docs/VIEWS.md)",
+            hint="leave such rows out of it, or round what it is computed of by round(…, n)",
         )
     if (found := _VALUE_IN.search(reported)) is not None:
         return NoAnswerError(

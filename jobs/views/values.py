@@ -279,6 +279,15 @@ def expect_grouped(kind: PgType, where: str) -> None:
     expect_compared(kind, where)
 
 
+def expect_callable(rules: Rules, where: str) -> None:
+    """Raise where Spark can't call a function of ours."""
+    if not rules.can_call:
+        raise UnsupportedError(
+            f"{where} in ON of an outer join, or in a subquery that is a value or a condition",
+            "join a subquery that selects it as a column",
+        )
+
+
 # --- literals ---
 
 
@@ -297,7 +306,7 @@ _TIME: Final = r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _UUID: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-def literal(text: str, kind: PgType) -> str:  # noqa: PLR0911 - a case a type
+def literal(text: str, kind: PgType) -> str:  # noqa: C901, PLR0911 - a case a type
     """Return a quoted literal, read as a value of the type."""
     plain = text.strip()
     match kind.name:
@@ -319,6 +328,10 @@ def literal(text: str, kind: PgType) -> str:  # noqa: PLR0911 - a case a type
             datetime.fromisoformat, plain
         ):
             return f"TIMESTAMP_NTZ '{plain}'"
+        case "json" | "jsonb" if plain in {"[]", "{}"}:
+            return string(plain)
+        case _ if kind.delta.element is not None and plain == "{}":
+            return f"CAST(array() AS {kind.spark})"
         case "timestamptz" if re.fullmatch(f"{_DATE}[ T]{_TIME}(Z|[+]00)", plain):
             return f"TIMESTAMP '{plain.removesuffix('+00').removesuffix('Z')}Z'"
     raise UnsupportedError(

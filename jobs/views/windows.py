@@ -44,7 +44,8 @@ _OF_ROWS: Final[dict[type[exp.Expr], str]] = {
 }
 _OVER: Final = (
     exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.Variance,
-    exp.VariancePop, exp.BitwiseAndAgg, exp.BitwiseOrAgg,
+    exp.VariancePop, exp.Stddev, exp.StddevSamp, exp.StddevPop, exp.BitwiseAndAgg,
+    exp.BitwiseOrAgg,
 )  # fmt: skip
 _ANY_ORDER: Final = "add what is unique in each table and subquery to ORDER BY"
 _FIRST, _LAST = float("-inf"), float("inf")

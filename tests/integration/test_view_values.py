@@ -34,7 +34,7 @@ _CASES = (
     "text-int", "text-large", "text-numeric", "text-empty", "text-bool",
     "text-float", "text-small",
     "text-date", "text-year", "text-form", "text-nan",
-    "zero", "remainder", "quotient", "inexact", "several", "null",
+    "zero", "remainder", "quotient", "root", "jsonb-key", "json-key", "inexact", "several", "null",
 )  # fmt: skip
 
 
@@ -126,8 +126,26 @@ _CASES = (
         (
             "SELECT id, m / n AS b FROM vals",
             "UPDATE vals SET m = 0.0001, n = 99999999999.9 WHERE id = 1",
-            "a quotient of more digits than a store has",
+            "a standard deviation, of more digits than a store has",
             "UPDATE vals SET n = 2 WHERE id = 1",
+        ),
+        (
+            "SELECT g AS id, stddev(m * 0.001) AS b FROM vals GROUP BY g",
+            "UPDATE vals SET m = 1.5 + id * 0.0001",
+            "a standard deviation, of more digits than a store has",
+            "UPDATE vals SET m = id",
+        ),
+        (
+            "SELECT g AS id, jsonb_object_agg(a::text, n ORDER BY id) AS b FROM vals GROUP BY g",
+            "UPDATE vals SET a = NULL WHERE id = 2",
+            _IN_POSTGRES,
+            "UPDATE vals SET a = 5 WHERE id = 2",
+        ),
+        (
+            "SELECT g AS id, json_object_agg(a, t ORDER BY id) AS b FROM vals GROUP BY g",
+            "UPDATE vals SET a = NULL WHERE id = 2",
+            _IN_POSTGRES,
+            "UPDATE vals SET a = 5 WHERE id = 2",
         ),
         (
             "SELECT id, m + 1 AS b FROM vals",

@@ -344,6 +344,34 @@ def test_a_rebuild_that_is_killed_anywhere_is_continued_by_any_process(
     assert reached == {f"answered after {again}" for again in range(3)}
 
 
+def test_texts_in_documents_have_postgres_escapes(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Each control character, quotes and backslashes; and keys, of which the last value counts."""
+    tables = {"notes": "id int PRIMARY KEY, half int, t text NOT NULL"}
+    views = {
+        "texts": View(
+            sql="SELECT half, jsonb_agg(t ORDER BY id) AS b, json_agg(t ORDER BY id) AS j,"
+            " array_agg(t ORDER BY id) AS a FROM notes GROUP BY half",
+            key=("half",),
+        ),
+        "keys": View(
+            sql="SELECT half, jsonb_object_agg(left(t, 1), id ORDER BY id) AS b,"
+            " json_object_agg(t, t ORDER BY id DESC) AS j FROM notes GROUP BY half",
+            key=("half",),
+        ),
+    }
+    shop, store = Shop(database, tmp_path / "lake", views, None, tables), str(tmp_path)
+    database.execute(
+        "INSERT INTO notes"
+        " SELECT n, n % 2, chr(n) || 'b' || chr(n) FROM generate_series(1, 300) AS n",
+        r"""INSERT INTO notes VALUES (301, 1, '\\u000B "\n"'), (302, 0, ''), (303, 1, '€😀')""",
+    )
+    shop.expect_answers(spark, store, 1)
+    database.execute("DELETE FROM notes WHERE id < 20", "UPDATE notes SET t = 'é' WHERE id = 99")
+    shop.expect_answers(spark, store, 2)
+
+
 def test_many_affected_values_are_joined_and_most_are_computed_completely(
     database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,6 +696,9 @@ AGGREGATES = r"""
   var_samp(a % 30000) | var_pop(a % 999) | variance(s) | var_pop(s) FILTER (WHERE ok)
   var_samp(k) | var_pop(k)
   variance(m::numeric(9,2)) | var_pop(m::numeric(9,3)) | var_samp(b / 1000000) | var_samp(a % 2)
+  stddev(a) | stddev_pop(s) FILTER (WHERE ok) | stddev_samp(m) | stddev_pop(k) | stddev(b)
+  stddev_samp(k) FILTER (WHERE k > 90) | stddev_pop(m::numeric(9,4)) | round(stddev(k), 3) + 1
+  stddev(a % 2) | stddev_pop(round(k / 100, 3)) | stddev(CASE WHEN ok THEN s % 3 ELSE k END)
   round(var_pop(k), 3) | var_samp(k) FILTER (WHERE k > 90) | var_pop(m::numeric(6,1)) > 5
   percentile_disc(0.5) WITHIN GROUP (ORDER BY a) | percentile_disc(0) WITHIN GROUP (ORDER BY m DESC)
   percentile_disc(1) WITHIN GROUP (ORDER BY d) | percentile_disc(0.95) WITHIN GROUP (ORDER BY at)
@@ -684,6 +715,30 @@ AGGREGATES = r"""
   string_agg(j ->> 'a', ',' ORDER BY id) | count(DISTINCT (j ->> 'a', ok)) | every(j ? 'a')
   percentile_disc(0.5) WITHIN GROUP (ORDER BY (j ->> 'a') COLLATE "C") | count(j) FILTER (WHERE ok)
   CASE WHEN every(ok) IS NULL THEN 0 ELSE bit_or(s) END | sum(a) * 2 + count(*) | max(d) - min(d)
+"""
+# Of the same groups.
+COLLECTED = r"""
+  array_agg(a ORDER BY id) | array_agg(t ORDER BY m DESC, id)
+  array_agg(DISTINCT s ORDER BY s DESC)
+  array_agg(m ORDER BY k, id) FILTER (WHERE a > 0) | array_agg(d ORDER BY d NULLS FIRST)
+  array_agg(at ORDER BY id) | array_agg(z ORDER BY id) | array_agg(ok ORDER BY id)
+  array_agg(f ORDER BY id) | array_agg(u ORDER BY u) FILTER (WHERE ok) | array_agg(b ORDER BY b)
+  array_agg(DISTINCT t COLLATE "C" ORDER BY t COLLATE "C") | array_agg(v ORDER BY id)
+  coalesce(array_agg(a ORDER BY id) FILTER (WHERE a > 900), '{}') | array_agg(k / 7 ORDER BY id)
+  coalesce(array_agg(t ORDER BY id) FILTER (WHERE ok), '{}'::text[])
+  jsonb_agg(a ORDER BY id) | jsonb_agg(t ORDER BY id) | jsonb_agg(m ORDER BY id)
+  json_agg(m ORDER BY m)
+  jsonb_agg(k ORDER BY id) | jsonb_agg(d ORDER BY id) | jsonb_agg(at ORDER BY id)
+  jsonb_agg(ok ORDER BY id DESC) | jsonb_agg(j ORDER BY id) | json_agg(j ORDER BY id)
+  jsonb_agg(u ORDER BY id) | json_agg(repeat(t, 2) ORDER BY id DESC) | json_agg(at ORDER BY at)
+  jsonb_agg(DISTINCT s ORDER BY s) FILTER (WHERE ok) | json_agg(v ORDER BY id) FILTER (WHERE a > 0)
+  coalesce(jsonb_agg(b ORDER BY b) FILTER (WHERE b > 0), '[]') | jsonb_agg(j ->> 'a' ORDER BY id)
+  jsonb_agg(m ORDER BY m, id) -> 0 | jsonb_array_length(jsonb_agg(a ORDER BY id))
+  jsonb_object_agg(id, m) | jsonb_object_agg(coalesce(t, ''), s ORDER BY id)
+  jsonb_object_agg(u, d ORDER BY id) FILTER (WHERE u IS NOT NULL)
+  json_object_agg(id, t ORDER BY id DESC)
+  json_object_agg(coalesce(v, 'x'), at ORDER BY m, id)
+  jsonb_object_agg(coalesce(t, v, '"'), j ORDER BY id)
 """
 # In partitions like these groups, ordered by what repeats and is NULL, or is unique.
 WINDOWS = r"""
@@ -709,6 +764,7 @@ WINDOWS = r"""
   every(ok) OVER (w id ROWS 2 PRECEDING)
   avg(a) FILTER (WHERE ok) OVER (w id ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING)
   bit_or(s) OVER (w a)
+  stddev(k) OVER (w id ROWS 3 PRECEDING) | stddev_pop(s) FILTER (WHERE a > 0) OVER (w a)
   var_samp(s) OVER (w id ROWS 3 PRECEDING) | var_pop(k) FILTER (WHERE a > 0) OVER (w a)
   sum(b) OVER (w s)
   count(*) FILTER (WHERE ok) OVER (w id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
@@ -731,18 +787,20 @@ def _by_place(given: list[str]) -> str:
     return ", ".join(f"{each} AS e{at}" for at, each in enumerate(given))
 
 
-@pytest.mark.parametrize("listed", ["first", "more", "aggregates", "windows"])
+@pytest.mark.parametrize("listed", ["first", "more", "aggregates", "collected", "windows"])
 def test_expressions_of_generated_values_are_postgres_own(
     database: Database, tmp_path: Path, spark: SparkSession, listed: str
 ) -> None:
     """Each on its own list: integers, numeric, floating point, texts, dates and times, booleans."""
     given = {
         "first": EXPRESSIONS, "more": MORE_EXPRESSIONS, "aggregates": AGGREGATES,
+        "collected": COLLECTED,
         "windows": WINDOWS.replace("(w ", "(PARTITION BY id / 30 * (id % 3) ORDER BY "),
     }[listed]  # fmt: skip
     chosen = _listed(given)
-    of = "vals GROUP BY id / 30 * (id % 3)" if listed == "aggregates" else "vals"
-    key = "id / 30 * (id % 3)" if listed == "aggregates" else "id"
+    is_grouped = listed in {"aggregates", "collected"}
+    of = "vals GROUP BY id / 30 * (id % 3)" if is_grouped else "vals"
+    key = "id / 30 * (id % 3)" if is_grouped else "id"
     view = View(sql=f"SELECT {key} AS id, {_by_place(chosen)} FROM {of}", key=("id",))
     shop, name = (
         Shop(database, tmp_path / "lake", {"v": view}, None, {"vals": VALUES}),
