@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cdc.decode.types import element_of
 from cdc.errors import UnavailableError
 from cdc.source.answers import CatalogQuestion, Differing
 from lockstep.jobs.views.types import FLOATS, INTEGERS
@@ -185,6 +186,8 @@ def _plain(number: Decimal) -> str:
 
 def _text(value: Any, kind: PgType) -> Any:  # noqa: ANN401 - of any type
     """Return a value of the log as Postgres reads it in JSON."""
+    if isinstance(value, list) and (element := element_of(kind.name)) is not None:
+        return [_text(each, kind._replace(name=element)) for each in value]
     if isinstance(value, str) and kind.name in {"date", "timestamp"} and _is_number(value):
         value = int(value)  # in a hash of Redis, which has text only
     if isinstance(value, int) and kind.name == "date":
