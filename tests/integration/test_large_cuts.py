@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc import failpoints
-from cdc.errors import Exit
+from cdc.errors import Exit, UnavailableError
 from lockstep.jobs.apply import large
+from lockstep.jobs.apply.divided import Divided
 from lockstep.jobs.cuts import pieces
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Altered, Changes
@@ -142,6 +143,34 @@ def test_executors_write_tables_that_the_cut_alters(
     assert {"called", "note"} < {*users.column_names}
     assert "name" not in users.column_names
     assert {3, 4} < {*users["note"].to_pylist()}, "3 is in no event"
+
+
+@pytest.mark.slow
+def test_nothing_is_committed_unless_tasks_take_all_events_that_were_counted(
+    spark: SparkSession,
+    pipeline: NewPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when files of the shuffle are lost, and read again from a log that has fewer by then."""
+    made = followed_twice(pipeline, tmp_path, monkeypatch, [], *TABLES)
+    everyone = Followed(made, spark)
+    everyone.follow("large", "small")
+    before = everyone.sink("large").open()
+    assert before is not None
+    made.database.execute(*WRITES[0])
+    until, counted = everyone.lsn(), Divided.events
+    with monkeypatch.context() as patched:
+        patched.setattr(Divided, "events", lambda found, topic: counted(found, topic) + 1)
+        error = everyone.run("large", until).take_turn()
+    assert isinstance(error, UnavailableError), error
+    assert "others had read before" in error.what
+    after = everyone.sink("large").open()
+    assert after is not None
+    assert after.applied == before.applied
+    everyone.follow("large", "small")
+    for name in ("public.users", "public.lines"):
+        assert versions(tmp_path / "large", name) == versions(tmp_path / "small", name)
 
 
 def followed_twice(

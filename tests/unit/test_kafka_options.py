@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cdc.config import Config
 from cdc.config.model import Log, Source
 from cdc.errors import ConfigError
 from cdc.log.partitions import OffsetRange
-from lockstep.jobs.spark.kafka_options import java, reading
+from lockstep.jobs.spark.kafka_options import carried, java, reading
 
 
 def test_a_login_and_certificates_have_javas_form(tmp_path: Path) -> None:
@@ -57,3 +58,29 @@ def test_ranges_are_read_exactly_and_committed_only() -> None:
     assert json.loads(reported["endingOffsets"]) == {"a": {"0": 7}, "b": {"0": 3, "1": 9}}
     assert reported["kafka.isolation.level"] == "read_committed"
     assert reported["failOnDataLoss"] == "true"
+
+
+def test_tasks_get_the_text_of_certificates_and_name_no_file(tmp_path: Path) -> None:
+    """They run where our files may be missing."""
+    files = {"ssl.ca": "A", "ssl.certificate": "B", "ssl.key": "C"}
+    kafka: dict[str, str | int | float | bool] = {"security.protocol": "SSL"}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.write_text(text, "utf-8")
+        kafka[f"{name}.location"] = str(path)
+    config = Config(
+        pipeline="x",
+        source=Source(dsn="postgresql://nobody"),
+        log=Log(bootstrap_servers="localhost:1", kafka=kafka),
+    )
+    found = pickle.loads(pickle.dumps(carried(config))).log.kafka  # noqa: S301 - our own
+    assert {f"{name}.pem": text for name, text in files.items()}.items() <= found.items()
+    assert str(tmp_path) not in str(found)
+    assert config.log.kafka == kafka
+    small = {**kafka, "queued.max.messages.kbytes": 1}
+    config = Config(
+        pipeline="x",
+        source=Source(dsn="postgresql://nobody"),
+        log=Log(bootstrap_servers="localhost:1", kafka=small),
+    )
+    assert carried(config).log.kafka["queued.max.messages.kbytes"] == 1
