@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import CDCError
 from cdc.log import group_records, records, topics
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cdc.deliver.reporter")
 
 # An error that does not occur again for so long is over: longer than a start and what it waits for.
-_OVER_SECONDS = 60.0
+_OVER_SECONDS: Final = 60.0
 
 
 class DeliveryCounts(NamedTuple):

@@ -57,7 +57,7 @@ def event_id(config: Config, value: bytes) -> str:
 
 
 def place_id(partition: Partition, offset: int) -> str:
-    """Return what stands for an event's id where the event can't be read."""
+    """Return the id of an event that can't be read, of which nothing but the place is known."""
     return f"{partition[0]}-{partition[1]}-{offset}"
 
 

@@ -211,7 +211,7 @@ def _troubles(each: WebhookStatus) -> Iterator[Cause]:
         )
         return
     if each.retrying:
-        since = _ago(each.retrying.failed_since_us) or 0.0
+        since = each.stalled_seconds
         level = Level.FAILED if since > STALLED_SECONDS else Level.DEGRADED
         what = f"the webhook {name} starts again: {each.retrying.what}"
         yield _cause(each, level, what, each.retrying.hint, since)

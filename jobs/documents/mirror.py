@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _NAMED_AT_MOST: Final = 5_000
 # delta-rs reads the bounds of a file's decimals as doubles: it skips files by no more digits.
 _EXACT_DIGITS: Final = 15
-_INTEGERS: Final = range(-(1 << 63), 1 << 63)
 _TABLE: Final = "t"
 
 
@@ -297,7 +296,7 @@ def _literal(kind: pa.DataType, term: Term) -> str | None:
     match term:
         case bool():
             return None
-        case int() if types.is_integer(kind) and term in _INTEGERS:
+        case int() if types.is_integer(kind) and term in column_index.INTEGERS:
             return f"{term:d}"
         case str() if types.is_string(kind) or types.is_string_view(kind):
             return "'" + term.replace("'", "''") + "'"

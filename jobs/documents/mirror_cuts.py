@@ -27,7 +27,7 @@ from lockstep.sinks.delta.opened_tables import OpenedTables
 from lockstep.sinks.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
@@ -120,7 +120,9 @@ class MirrorCuts:
         if table is None:
             raise self._missing(applied)
         if reached > seq:
-            after = _newest(delta_frontiers.rows(table, f"seq = {reached} AND is_whole"))
+            after = delta_frontiers.newest(
+                delta_frontiers.rows(table, f"seq = {reached} AND is_whole")
+            )
             if after is None:
                 raise self._gap(f"seq {reached}", "were being written up to")
             return after
@@ -256,11 +258,6 @@ class LogVersions:
         }
 
 
-def _newest(found: Sequence[delta_frontiers.FrontierRow]) -> delta_frontiers.FrontierRow | None:
-    """Return the row of the newest generation with the latest LSN."""
-    return max(found, key=lambda row: (row.generation, row.applied.lsn), default=None)
-
-
 def _within(
     table: DeltaTable, applied: Applied, newest: delta_frontiers.FrontierRow, most_events: int
 ) -> delta_frontiers.FrontierRow:
@@ -279,7 +276,7 @@ def _within(
     if not seqs:
         return newest
     chosen = max((seq for seq in seqs if seq <= most), default=min(seqs))
-    found = _newest(delta_frontiers.rows(table, f"{between} AND seq = {chosen}"))
+    found = delta_frontiers.newest(delta_frontiers.rows(table, f"{between} AND seq = {chosen}"))
     assert found is not None, "it was there"
     return found
 

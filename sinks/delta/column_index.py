@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
-_INTEGERS: Final = range(-(1 << 63), 1 << 63)
+INTEGERS: Final = range(-(1 << 63), 1 << 63)
 # Of so many digits a decimal is one 64-bit integer, the lower half of what Arrow has.
 _DIGITS: Final = 18
 # A column that this many times the rows pass as another is not asked.
@@ -61,7 +61,7 @@ def sought(kind: pa.DataType, values: Collection[Hashable]) -> pa.Array | None:
                 return None
     if types.is_string(kind):
         return pa.array(found, pa.string())
-    return pa.array([each for each in found if each in _INTEGERS], pa.int64())
+    return pa.array([each for each in found if each in INTEGERS], pa.int64())
 
 
 def index(values: pa.Array, rows: pa.Array) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ from lockstep.sinks.contract import Applied
 from lockstep.sinks.delta import lake
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from deltalake import DeltaTable
@@ -142,6 +142,16 @@ def changed(row: FrontierRow, full: FrontierRow) -> dict[str, int]:
     return {place: at for place, at in row.versions.items() if before.get(place) != at}
 
 
+def order(row: FrontierRow) -> Place:
+    """Return what is larger for a newer row."""
+    return row.generation, row.applied.seq, row.applied.lsn
+
+
+def newest(found: Iterable[FrontierRow]) -> FrontierRow | None:
+    """Return the newest row of the newest generation; None if there is none."""
+    return max(found, key=order, default=None)
+
+
 def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> FrontierRow | None:
     """Return the newest row not above an LSN or a commit time, or the newest of all.
 
@@ -152,12 +162,12 @@ def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Frontier
         where.append(f"lsn <= {int(lsn)}")
     if time is not None:
         where.append(f"committed_at <= '{time.isoformat()}'")
-    order = ["generation", "seq", "lsn"]
-    places = lake.read(table, order, " AND ".join(where)).to_pylist()
+    columns = ["generation", "seq", "lsn"]
+    places = lake.read(table, columns, " AND ".join(where)).to_pylist()
     if not places:
         return None
-    newest = max(places, key=lambda each: [each[name] for name in order])
-    return rows(table, " AND ".join(f"{name} = {newest[name]}" for name in order))[-1]
+    place = max(places, key=lambda each: [each[name] for name in columns])
+    return rows(table, " AND ".join(f"{name} = {place[name]}" for name in columns))[-1]
 
 
 def as_columns(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _APPENDING: Final = frozenset({"add", "commitInfo", "txn"})
 # How many of the newest rows are in memory, for readers that are at one of them.
 _MOST_ROWS: Final = 64
+# A full row has a version of every table.
+_MOST_FULL_ROWS: Final = 2
 
 
 class FrontierTail:
@@ -42,7 +44,7 @@ class FrontierTail:
         self.version = -1
         self._tag: str | None = None
         self._rows: dict[tuple[int, int], FrontierRow] = {}
-        # The versions of the full rows that these depend on.
+        # The versions of the newest full rows, on which partial ones depend.
         self._full: dict[Place, Mapping[str, int]] = {}
 
     @property
@@ -58,7 +60,7 @@ class FrontierTail:
         """Return the newest row; None if there is none, or no table."""
         if not self._has_followed():
             self._load()
-        return max(self._rows.values(), key=_order, default=None)
+        return frontier_rows.newest(self._rows.values())
 
     def at(self, applied: Applied) -> FrontierRow | None:
         """Return the newest row for a store's frontier; None if the mirror has none."""
@@ -68,8 +70,7 @@ class FrontierTail:
         table = self.table()
         if table is None:
             return None
-        rows = frontier_rows.rows(table, frontier_rows.at_frontier(applied))
-        return max(rows, key=_order, default=None)
+        return frontier_rows.newest(frontier_rows.rows(table, frontier_rows.at_frontier(applied)))
 
     def _load(self) -> None:
         self.version, self._rows, self._full = -1, {}, {}
@@ -129,12 +130,12 @@ class FrontierTail:
             table = self.table()
             assert table is not None, "its commits were read"
             self._full |= frontier_rows.full_rows(table, {place})
+        for old in list(self._full)[:-_MOST_FULL_ROWS]:
+            del self._full[old]
 
     def _add(self, row: FrontierRow) -> None:
         self._rows[row.applied.seq, row.applied.lsn] = row
-        for old in sorted(self._rows, key=lambda at: _order(self._rows[at]))[:-_MOST_ROWS]:
+        for old in sorted(self._rows, key=lambda at: frontier_rows.order(self._rows[at]))[
+            :-_MOST_ROWS
+        ]:
             del self._rows[old]
-
-
-def _order(row: FrontierRow) -> tuple[int, int, int]:
-    return row.generation, row.applied.seq, row.applied.lsn

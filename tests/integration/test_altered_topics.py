@@ -45,6 +45,7 @@ from tests.fixtures.read_back import read_to_end
 from tests.fixtures.receiver import Receiver
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.store_sqlite import SqliteStore
+from tests.integration.test_webhooks import SECRET, seqs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 ALTERATIONS = 50
-SECRET = "whsec_" + "QUJD" * 10
 # Of a batch in a broker's file: where its length is, its attributes, and its first record.
 _LENGTH, _ATTRIBUTES, _RECORDS = 8, 21, 61
 _IS_CONTROL = 0x20
@@ -533,15 +533,10 @@ def test_a_webhook_names_a_damaged_batch_and_delivers_it_once_it_is_sound(
             wait_until(lambda: f"starts again: reading {named}" in causes(), "it says nothing")
             assert "a replica with sound files" in causes()
             damaged.repair()
-            wait_until(lambda: len(delivered(receiver)) == count, "it does not deliver all")
+            wait_until(lambda: len(seqs(receiver)) == count, "it does not deliver all")
         finally:
             over.set()
             running.join()
-
-
-def delivered(receiver: Receiver) -> set[int]:
-    """Return the seq of every event that the receiver has."""
-    return {each["change"]["source"]["seq"] for each in receiver.delivered}
 
 
 def test_altered_rows_of_a_snapshot_and_altered_schemas_are_named(
