@@ -25,7 +25,7 @@ from tests.unit.test_view_plans import TABLES
 _OTHERS = {
     *("expressions", "texts", "dates", "aggregates", "averages", "ratios"),
     *("running_average", "spread", "states_in_order", "times", "cut_texts"),
-    *("intersect_all", "except_all"),
+    *("intersect_all", "except_all", "collected", "documents"),
 }
 _MORE = {
     "grouped_subquery": "SELECT c.id, o.n FROM customers c LEFT JOIN (SELECT customer_id,"
