@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SNAPSHOTS=3 LOCKSTEP_FOLLOWERS=2 \
   LOCKSTEP_VIEWS=3 LOCKSTEP_VIEW_KILLS=1 LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000 LOCKSTEP_PAST_STATES=8
 
-.PHONY: help python setup setup-demo demo up down test test-slow test-long test-containers lint check bench bench-against \
+.PHONY: help python setup setup-demo classes demo up down test test-slow test-long test-containers lint check bench bench-against \
   campaign cluster majors docs screenshots manifests lock clean
 
 help: ## print this help
@@ -69,13 +69,17 @@ up: ## the complete pipeline as containers, on loopback (PROFILES=ui,observabili
 down: ## stop and remove the containers; ARGS=-v also removes their data
 	@COMPOSE_PROFILES=ui,observability $(COMPOSE) down $(ARGS)
 
-test: setup ## a quarter of an hour on real servers, for every commit (ARGS='-k name' picks, JOBS=0: in one process)
+# Before the tests: many times as long while six processes of theirs wait for it.
+classes: setup
+	@$(BIN)/python -c 'from cdc.runtime import spark, progress; spark.make_classes(progress.Progress())'
+
+test: classes ## a quarter of an hour on real servers, for every commit (ARGS='-k name' picks, JOBS=0: in one process)
 	@$(PYTEST) -n $(JOBS) --tier commit $(ARGS)
 
-test-slow: setup ## the tests of seven seconds and more that `make test` leaves out; a commit must pass them, too
+test-slow: classes ## the tests of seven seconds and more that `make test` leaves out; a commit must pass them, too
 	@$(PYTEST) -n $(JOBS) --tier slow $(ARGS)
 
-test-long: setup ## all the rest, with a new seed, which is printed (LOCKSTEP_SEED=… repeats one)
+test-long: classes ## all the rest, with a new seed, which is printed (LOCKSTEP_SEED=… repeats one)
 	@export LOCKSTEP_SEED=$${LOCKSTEP_SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "LOCKSTEP_SEED=$$LOCKSTEP_SEED"; failed=0; \
 	$(LONG) $(PYTEST) -n $(JOBS) --tier long $(ARGS) || failed=1; \
