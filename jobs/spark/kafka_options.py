@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from cdc.config import Config, Source
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cdc.config import Config
     from cdc.log.partitions import OffsetRange, Partition
 
 _ALIKE: Final = {"security.protocol", "sasl.mechanism", "ssl.key.password", "client.id"}
@@ -73,12 +73,16 @@ def java(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def carried(config: Config) -> Config:
-    """Return the configuration with which tasks read, where our files may be missing."""
+    """Return the configuration with which tasks read, where our files may be missing.
+
+    It has nothing of the source or of followers: tasks have no use for their passwords.
+    """
     kafka = {"queued.max.messages.kbytes": _AHEAD_BYTES >> 10, **config.log.kafka}
     for name, to in _PEM.items():
         if name in kafka:
             kafka[to] = Path(str(kafka.pop(name))).read_text("utf-8")
-    return replace(config, log=replace(config.log, kafka=kafka))
+    log = replace(config.log, kafka=kafka)
+    return Config(pipeline=config.pipeline, source=Source(dsn=""), log=log)
 
 
 def _login(mechanism: str, given: Mapping[str, str]) -> str:

@@ -227,7 +227,7 @@ class ViewCuts(MirrorCuts):
                         versions[name],
                         cut.before and self.place(cut.before.versions, versions[name]),
                         self.place(cut.after.versions, versions[name]),
-                        self._storage,
+                        self._opened,
                         self._files,
                         names,
                     )

@@ -33,11 +33,12 @@ from lockstep.sinks.delta import lake, layout, plain, stored_files
 from lockstep.sinks.delta.stored_files import live_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from lockstep.sinks.contract import Column, Version
+    from lockstep.sinks.delta.opened_tables import OpenedTables
     from lockstep.sinks.delta.stored_files import RowGroup, StoredFiles
 
 # In the message of the error that a query raises for a value that is not in its mirror's column.
@@ -74,13 +75,12 @@ class TableStates:
         version: Version,
         before: MirrorVersion | None,
         after: MirrorVersion | None,
-        storage: Mapping[str, str],
+        opened: OpenedTables,
         files: StoredFiles,
         names: frozenset[str] | None = None,
     ) -> None:
-        """`files`: the mirrors'. `names`: of the columns that views read; None: all."""
-        self._spark, self._version, self._storage = spark, version, dict(storage)
-        self._files = files
+        """`opened`, `files`: the mirrors'. `names`: of the columns that views read; None: all."""
+        self._spark, self._version, self._mirrors, self._files = spark, version, opened, files
         every = [each.name for each in version.columns]
         read = [each for each in every if names is None or each in {*names, *version.key}]
         self._names = dict.fromkeys(read)  # in their order
@@ -243,8 +243,7 @@ class TableStates:
 
     def _opened(self, place: MirrorVersion) -> DeltaTable:
         if place not in self._tables:
-            options = self._storage or None
-            self._tables[place] = DeltaTable(place.path, place.version, storage_options=options)
+            self._tables[place] = self._mirrors.at(place.path, place.version)
         return self._tables[place]
 
     def _read(self, place: MirrorVersion | None) -> DataFrame:

@@ -1,7 +1,7 @@
 """A lake's tables at the versions that a reader's cuts span, without loading each version again.
 
-Of a table the two newest versions that were asked for stay open, a cut's beginning and its end. The
-next cut begins where the last one ended, and the table of its older version moves on to its end,
+Of a table the two versions that were asked for last stay open, a cut's beginning and its end. The
+next cut begins where the last one ended, and the table of the other version moves on to its end,
 which costs the commits in between.
 """
 
@@ -27,7 +27,7 @@ class _Opened(NamedTuple):
 
 
 class OpenedTables:
-    """The tables of one reader."""
+    """The tables of one reader. Of each table its versions, in the order of use."""
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = dict(storage)
@@ -35,26 +35,32 @@ class OpenedTables:
         self._tables: dict[str, dict[int, _Opened]] = {}
 
     def at(self, path: str, version: int) -> DeltaTable:
-        """Return a table at a version; it stays there until two later ones are asked for."""
+        """Return a table at a version; it stays there until two others are asked for."""
         known, tag = self._tables.setdefault(path, {}), self._tag(path, version)
-        if version in known:
-            if known[version].tag == tag:
-                return known[version].table
+        found = known.pop(version, None)
+        if found is not None and found.tag != tag:
             known.clear()  # another table is there
-        found = self._moved(path, version)
-        if found is None:
-            found = DeltaTable(path, version, storage_options=self._storage or None)
-        if tag is not None and len(known) < _VERSIONS:
-            known[version] = _Opened(found, tag)
-        return found
+            found = None
+        table = found.table if found else self._moved(path, version)
+        if table is None:
+            table = DeltaTable(path, version, storage_options=self._storage or None)
+        if tag is not None:
+            known[version] = _Opened(table, tag)
+        return table
 
     def _moved(self, path: str, version: int) -> DeltaTable | None:
-        """Return the older of two known versions as a later one; None if it can't become that."""
+        """Return the table that was asked for before the last one, at a later version.
+
+        None if there is none, or it can't become that. A cut's beginning is asked for before its
+        end, and must not become that.
+        """
         known = self._tables[path]
-        if len(known) < _VERSIONS or version < min(known):
+        if len(known) < _VERSIONS:
             return None
-        older = min(known)
+        older = next(iter(known))
         table, tag = known.pop(older)
+        if older > version:
+            return None
         if self._tag(path, older) != tag:  # another table is there
             known.clear()
             return None

@@ -25,6 +25,7 @@ from lockstep.jobs.documents.rows import NodeRows
 from lockstep.jobs.views.states import TableStates
 from lockstep.sinks.contract import Applied, Changes
 from lockstep.sinks.delta import actions, lake, layout, plain, roaring
+from lockstep.sinks.delta.opened_tables import OpenedTables
 from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from lockstep.sinks.delta.stored_files import StoredFiles, live_rows
@@ -189,14 +190,14 @@ def test_rows_by_columns_that_are_kept_are_those_of_complete_tables(
         chance, files = Random(seed), StoredFiles(most_bytes)
         mirror = Mirror(tmp_path / str(seed), chance, applier, soft=soft)
         with closing(mirror.sink):
-            before = DeltaTable(mirror.path)
+            before, opened = DeltaTable(mirror.path), OpenedTables({})
             for _ in range(12):
                 old = _keys_of(before)
                 mirror.step()
                 after = DeltaTable(mirror.path)
                 was, now = (MirrorVersion(mirror.path, each.version()) for each in (before, after))
                 spark: Any = None  # nothing is registered
-                states = TableStates(spark, mirror.version, was, now, {}, files)
+                states = TableStates(spark, mirror.version, was, now, opened, files)
                 wanted = {*chance.sample(range(40), 6)}
                 tests = [("id", pa.array(wanted, pa.int32()))]
                 rows = states.among(tests, {"name"}, 1_000)

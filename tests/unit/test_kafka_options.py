@@ -61,7 +61,7 @@ def test_ranges_are_read_exactly_and_committed_only() -> None:
 
 
 def test_tasks_get_the_text_of_certificates_and_name_no_file(tmp_path: Path) -> None:
-    """They run where our files may be missing."""
+    """They run where our files may be missing; they get no password but the log's."""
     files = {"ssl.ca": "A", "ssl.certificate": "B", "ssl.key": "C"}
     kafka: dict[str, str | int | float | bool] = {"security.protocol": "SSL"}
     for name, text in files.items():
@@ -73,7 +73,9 @@ def test_tasks_get_the_text_of_certificates_and_name_no_file(tmp_path: Path) -> 
         source=Source(dsn="postgresql://nobody"),
         log=Log(bootstrap_servers="localhost:1", kafka=kafka),
     )
-    found = pickle.loads(pickle.dumps(carried(config))).log.kafka  # noqa: S301 - our own
+    pickled = pickle.dumps(carried(config))
+    assert b"nobody" not in pickled
+    found = pickle.loads(pickled).log.kafka  # noqa: S301 - our own
     assert {f"{name}.pem": text for name, text in files.items()}.items() <= found.items()
     assert str(tmp_path) not in str(found)
     assert config.log.kafka == kafka

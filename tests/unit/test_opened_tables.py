@@ -24,19 +24,18 @@ def _rows(table: DeltaTable) -> list[int]:
     return sorted(rows)
 
 
-def test_a_table_is_at_the_version_that_was_asked_for(tmp_path: Path) -> None:
-    """Forwards, backwards and again; so is the one before it."""
-    path, chance, tables = tmp_path / "t", Random(1), OpenedTables({})
+def test_tables_are_at_both_versions_of_each_cut(tmp_path: Path) -> None:
+    """Forwards and back, with versions of cuts before among them."""
+    path = tmp_path / "t"
     _written(path, 0, 12)
-    before = tables.at(str(path), 0)
-    for step in range(40):
-        version = chance.randrange(12) if step % 2 else min(11, before.version() + 1)
-        was = before.version()
-        found = tables.at(str(path), version)
-        assert (found.version(), _rows(found)) == (version, [*range(version + 1)])
-        if version >= was:
-            assert (before.version(), _rows(before)) == (was, [*range(was + 1)])
-        before = found
+    for seed in range(20):
+        chance, tables = Random(seed), OpenedTables({})
+        for _ in range(20):
+            cut = sorted(chance.sample(range(12), 2))
+            found = [tables.at(str(path), version) for version in cut]
+            assert [each.version() for each in found] == cut, seed
+            rows = [*range(cut[0] + 1)], [*range(cut[1] + 1)]
+            assert tuple(map(_rows, found)) == rows, seed
 
 
 def test_the_next_cut_loads_no_version_from_the_beginning(
