@@ -72,10 +72,13 @@ class Shop:
         self.mirror.open()
         self.world: World = {name: {} for name in VERSIONS}
         self.seq = 0
-        self._open()
+        self.restarts = True  # before each cut
+        self.follower = MirrorCuts(self.config, "cache", self._in_force)
+        self.sink = self.store()
 
     def _open(self) -> None:
-        self.follower = MirrorCuts(self.config, "cache", self._in_force)
+        if self.restarts:
+            self.follower = MirrorCuts(self.config, "cache", self._in_force)
         self.sink = self.store()
 
     def _in_force(self, lsn: LSN) -> Mapping[str, Version]:
@@ -120,7 +123,7 @@ class Shop:
         self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 1, {}))
 
     def follow(self, most_events: int | None = None) -> bool:
-        """Advance the documents to the mirror's frontier, as a follower that has just started."""
+        """Advance the documents to the mirror's frontier."""
         self._open()
         with closing(self.sink):
             cut = self.follower.cut(self.sink.open(), most_events=most_events)
@@ -139,6 +142,15 @@ class Shop:
             for changes in self.follower.changes(cut):
                 some = [each for each in changes.changes if chosen.random() < 0.7]
                 self.sink.write(changes._replace(changes=some))
+
+    def give_up(self) -> None:
+        """Compute the next cut, and write nothing of it, as where the store is away."""
+        self._open()
+        with closing(self.sink):
+            cut = self.follower.cut(self.sink.open())
+            assert cut is not None
+            for _ in self.follower.changes(cut):
+                pass
 
     def check(self) -> None:
         """Fail unless the documents are those of the rows."""
@@ -182,6 +194,16 @@ def _row(chosen: Random, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(row[each] for each in KEYS[name]), row
 
 
+def _changes(chosen: Random, shop: Shop) -> dict[str, dict[tuple[Any, ...], dict[str, Any] | None]]:
+    changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}
+    for _ in range(chosen.randint(1, 8)):
+        name = chosen.choice(sorted(VERSIONS))
+        key, row = _row(chosen, name)
+        deleted = chosen.random() < 0.3 and key in shop.world[name]
+        changes.setdefault(name, {})[key] = None if deleted else row
+    return changes
+
+
 @pytest.mark.parametrize(
     "shop",
     [{}, {"soft": True}, {"applier": "vectors"}],
@@ -193,19 +215,31 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     chosen = Random(6)
     assert not shop.follow()
     for _ in range(10):
-        changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}
-        for _ in range(chosen.randint(1, 8)):
-            name = chosen.choice(sorted(VERSIONS))
-            key, row = _row(chosen, name)
-            deleted = chosen.random() < 0.3 and key in shop.world[name]
-            changes.setdefault(name, {})[key] = None if deleted else row
-        shop.cut(changes)
+        shop.cut(_changes(chosen, shop))
         if chosen.random() < 0.7:
             assert shop.follow()
             shop.check()
     shop.follow()
     shop.check()
     assert not shop.follow()
+
+
+@pytest.mark.parametrize(
+    "shop", [{}, {"applier": "vectors"}], indirect=True, ids=["hard", "vectors"]
+)
+def test_a_follower_goes_on_after_cuts_that_it_could_not_write(shop: Shop) -> None:
+    """The next cut begins where that one had begun, and may end later."""
+    chosen, given_up = Random(9), 0
+    shop.restarts = False
+    for _ in range(20):
+        shop.cut(_changes(chosen, shop))
+        while chosen.random() < 0.5:
+            shop.give_up()
+            given_up += 1
+        if chosen.random() < 0.4:
+            assert shop.follow()
+            shop.check()
+    assert given_up
 
 
 def test_a_lag_is_worked_off_in_cuts_of_limited_size(shop: Shop) -> None:
