@@ -6,7 +6,6 @@ its add action has it as a tag. A file that no commit names is deleted by the ne
 
 from __future__ import annotations
 
-import time
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lockstep.jobs.archiving import layout
+from lockstep.sinks.delta.actions import added_file, removed_file
 from lockstep.sinks.delta.stats import Stats
 
 if TYPE_CHECKING:
@@ -68,17 +68,8 @@ def write(
     files.put(path, data)
     stats = Stats(schema)
     stats.add(rows)
-    return {
-        "add": {
-            "path": path,
-            "partitionValues": {},
-            "size": len(data),
-            "modificationTime": int(time.time() * 1_000),
-            "dataChange": is_new,
-            "stats": stats.json(),
-            "tags": {SHA256: sha256(data).hexdigest()},
-        }
-    }
+    tags = {SHA256: sha256(data).hexdigest()}
+    return added_file(path, len(data), stats.json(), changes_rows=is_new, tags=tags)
 
 
 def as_parquet(rows: pa.Table, schema: pa.Schema = layout.SCHEMA) -> bytes:
@@ -101,11 +92,4 @@ def as_parquet(rows: pa.Table, schema: pa.Schema = layout.SCHEMA) -> bytes:
 
 def removed(add: dict[str, Any], *, changes_rows: bool = False) -> Action:
     """Return the action that removes a file; not `changes_rows`: another one has its rows."""
-    return {
-        "remove": {
-            "path": add["path"],
-            "deletionTimestamp": int(time.time() * 1_000),
-            "dataChange": changes_rows,
-            "size": add["size"],
-        }
-    }
+    return removed_file(add["path"], add["size"], changes_rows=changes_rows)

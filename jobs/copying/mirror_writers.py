@@ -12,7 +12,6 @@ Both set the commit's `txnVersion`, and do not change a table that has already r
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -261,11 +260,10 @@ def _removals(table: DeltaTable | None) -> list[Action]:
         return []
     has_vectors = delta_actions.VECTORS in (table.protocol().reader_features or ())
     vectors = delta_log.vectors(table) if has_vectors else {}
-    now = int(time.time() * 1_000)
-    removals = []
-    for path in pa.table(table.get_add_actions())["path"].to_pylist():
-        removal = {"path": path, "deletionTimestamp": now, "dataChange": True}
-        if path in vectors:
-            removal["deletionVector"] = vectors[path]
-        removals.append({"remove": removal})
-    return removals
+    files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    return [
+        delta_actions.removed_file(
+            each["path"], each["size_bytes"], vector=vectors.get(each["path"])
+        )
+        for each in files
+    ]

@@ -295,6 +295,58 @@ def put_version(
     return files.put_new(log_name(version), text.encode())
 
 
+def added_file(
+    path: str,
+    size: int,
+    stats: str,
+    *,
+    vector: Mapping[str, object] | None = None,
+    changes_rows: bool = True,
+    tags: Mapping[str, str] | None = None,
+) -> Action:
+    """Return the action that adds a file, or a file once more with another deletion vector.
+
+    Not `changes_rows`: others had its rows.
+    """
+    action: dict[str, Any] = {
+        "path": path,
+        "partitionValues": {},
+        "size": size,
+        "modificationTime": int(time.time() * 1_000),
+        "dataChange": changes_rows,
+        "stats": stats,
+    }
+    if tags:
+        action["tags"] = dict(tags)
+    if vector:
+        action["deletionVector"] = dict(vector)
+    return {"add": action}
+
+
+def removed_file(
+    path: str,
+    size: int,
+    *,
+    vector: Mapping[str, object] | None = None,
+    changes_rows: bool = True,
+) -> Action:
+    """Return the action that removes a file, with the deletion vector that it has.
+
+    Not `changes_rows`: others have its rows.
+    """
+    action: dict[str, Any] = {
+        "path": path,
+        "deletionTimestamp": int(time.time() * 1_000),
+        "dataChange": changes_rows,
+        "extendedFileMetadata": True,
+        "partitionValues": {},
+        "size": size,
+    }
+    if vector:
+        action["deletionVector"] = dict(vector)
+    return {"remove": action}
+
+
 def log_name(version: int) -> str:
     """Return the name of a version's file."""
     return f"_delta_log/{version:020d}.json"

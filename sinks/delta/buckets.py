@@ -16,9 +16,8 @@ The result is the same as with `sinks.delta.vectors`.
 from __future__ import annotations
 
 import json
-import time
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
@@ -29,7 +28,7 @@ from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import history_buckets, parquet_form, targets
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.actions import Files, added_file, removed_file
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.parts import Parts
 from lockstep.sinks.delta.rows import batch, joined, taken
@@ -116,31 +115,14 @@ def _marked(target: Target, file: StoredFile, pieces: list[Piece]) -> list[Actio
     if deleted.true_count == rows:
         return [removed(file), *added]
     (vector,) = delta_actions.put_vectors(Files(target.uri, target.storage), [deleted])
-    add = {
-        "path": file.path,
-        "partitionValues": {},
-        "size": file.bytes,
-        "modificationTime": int(time.time() * 1_000),
-        "dataChange": True,
-        "stats": with_deleted(file.stats, rows),
-        "deletionVector": vector.action,
-    }
-    return [removed(file), {"add": add}, *added]
+    stats = with_deleted(file.stats, rows)
+    add = added_file(file.path, file.bytes, stats, vector=vector.action)
+    return [removed(file), add, *added]
 
 
 def removed(file: StoredFile) -> Action:
     """Return the action that removes a file."""
-    action: dict[str, Any] = {
-        "path": file.path,
-        "deletionTimestamp": int(time.time() * 1_000),
-        "dataChange": True,
-        "extendedFileMetadata": True,
-        "partitionValues": {},
-        "size": file.bytes,
-    }
-    if file.vector:
-        action["deletionVector"] = dict(file.vector)
-    return {"remove": action}
+    return removed_file(file.path, file.bytes, vector=file.vector)
 
 
 def expect_files(files: Files, actions: Sequence[Action]) -> None:

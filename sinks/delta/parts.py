@@ -7,7 +7,6 @@ vacuum deletes files that no commit names.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.errors import CDCError
+from lockstep.sinks.delta.actions import added_file
 from lockstep.sinks.delta.stats import Stats
 
 if TYPE_CHECKING:
@@ -55,16 +55,7 @@ class WrittenFile:
     @property
     def action(self) -> Action:
         """Return the action that adds it."""
-        return {
-            "add": {
-                "path": self.path,
-                "partitionValues": {},
-                "size": self.bytes,
-                "modificationTime": int(time.time() * 1_000),
-                "dataChange": True,
-                "stats": self.stats,
-            }
-        }
+        return added_file(self.path, self.bytes, self.stats)
 
 
 class Parts:

@@ -8,7 +8,6 @@ readable by any reader, and rows that another writer has changed are read again.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import keys, lake, log
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.actions import Files, removed_file
 from lockstep.sinks.delta.layout import SEQ
 from lockstep.sinks.delta.parts import small_file
 from lockstep.sinks.delta.rows import only
@@ -136,15 +135,4 @@ def _files(table: DeltaTable) -> list[Mapping[str, Any]]:
 
 
 def _removed(add: Mapping[str, Any]) -> Action:
-    """Return the action that removes a file."""
-    action: dict[str, Any] = {
-        "path": add["path"],
-        "deletionTimestamp": int(time.time() * 1_000),
-        "dataChange": True,
-        "extendedFileMetadata": True,
-        "partitionValues": {},
-        "size": add["size"],
-    }
-    if vector := add.get("deletionVector"):
-        action["deletionVector"] = vector
-    return {"remove": action}
+    return removed_file(add["path"], add["size"], vector=add.get("deletionVector"))

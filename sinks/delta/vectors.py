@@ -12,10 +12,9 @@ DuckDB and Trino do.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -26,7 +25,7 @@ from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import features, history, keyless, lake, parquet_form
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.actions import Files
+from lockstep.sinks.delta.actions import Files, added_file, removed_file
 from lockstep.sinks.delta.layout import EXACT, SEQ
 from lockstep.sinks.delta.positions import DataFile, Identity, Positions, with_deleted
 from lockstep.sinks.delta.rows import ChangeBatch, only
@@ -260,13 +259,11 @@ class _Tidying:
         made = []
         for group in self._groups:
             rows = pa.concat_tables([self._alive(file) for file in group])
-            actions += [
-                {"remove": _removed(file)["remove"] | {"dataChange": False}} for file in group
-            ]
+            actions += [_removed(file, changes_rows=False) for file in group]
             if rows.num_rows:
                 new = writing.written(rows)
                 made.append(new)
-                actions.append(_added(new, changes=False))
+                actions.append(_added(new, changes_rows=False))
         try:
             writing.commit(actions, "OPTIMIZE", commit)
         except lake.ConflictError:
@@ -284,31 +281,11 @@ class _Tidying:
 
 
 def _added(
-    file: DataFile, vector: Mapping[str, object] | None = None, *, changes: bool = True
+    file: DataFile, vector: Mapping[str, object] | None = None, *, changes_rows: bool = True
 ) -> Action:
     stats = file.stats if vector is None else with_deleted_stats(file.stats, file.rows)
-    action: dict[str, Any] = {
-        "path": file.path,
-        "partitionValues": {},
-        "size": file.bytes,
-        "modificationTime": int(time.time() * 1_000),
-        "dataChange": changes,
-        "stats": stats,
-    }
-    if vector is not None:
-        action["deletionVector"] = vector
-    return {"add": action}
+    return added_file(file.path, file.bytes, stats, vector=vector, changes_rows=changes_rows)
 
 
-def _removed(file: DataFile, *, changes: bool = True) -> Action:
-    action: dict[str, Any] = {
-        "path": file.path,
-        "deletionTimestamp": int(time.time() * 1_000),
-        "dataChange": changes,
-        "extendedFileMetadata": True,
-        "partitionValues": {},
-        "size": file.bytes,
-    }
-    if file.vector is not None:
-        action["deletionVector"] = file.vector
-    return {"remove": action}
+def _removed(file: DataFile, *, changes_rows: bool = True) -> Action:
+    return removed_file(file.path, file.bytes, vector=file.vector, changes_rows=changes_rows)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager, suppress
+from random import Random
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from cdc import failpoints
@@ -17,9 +21,11 @@ from lockstep.sinks.delta.layout import COMMIT_LSN, COMMITTED_AT, SEQ
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.followed import Followed, small_cuts
+from tests.fixtures.seeds import first_seed
 from tests.integration.test_following import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -171,6 +177,61 @@ def test_nothing_is_committed_unless_tasks_take_all_events_that_were_counted(
     everyone.follow("large", "small")
     for name in ("public.users", "public.lines"):
         assert versions(tmp_path / "large", name) == versions(tmp_path / "small", name)
+
+
+@pytest.mark.slow
+def test_a_cut_is_the_same_if_workers_are_killed_meanwhile(
+    spark: SparkSession,
+    pipeline: NewPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark tries a task up to four times, so it bears three kills wherever they are."""
+    made = followed_twice(pipeline, tmp_path, monkeypatch, HISTORY, *TABLES)
+    everyone = Followed(made, spark)
+    everyone.follow("large", "small")
+    chance, before = Random(first_seed()), failed_tasks(spark)
+    for statements in WRITES:
+        with made.database.connect() as connection, connection.transaction():
+            for each in statements:
+                connection.execute(each.encode())
+        with killing_workers(spark, chance, 3):
+            everyone.follow("large")
+        everyone.follow("small")
+        for name in sorted(each.name for each in (tmp_path / "small").glob("public.*")):
+            assert versions(tmp_path / "large", name) == versions(tmp_path / "small", name)
+    assert failed_tasks(spark) > before
+
+
+@contextmanager
+def killing_workers(spark: SparkSession, chance: Random, most: int) -> Iterator[None]:
+    """Kill the session's Python workers, one at a time and at random moments."""
+    jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
+    over = threading.Event()
+
+    def kill() -> None:
+        left = most
+        while left and not over.wait(chance.uniform(0.05, 0.5)):
+            # The children of the daemon that forks them.
+            workers = [each for each in jvm.children(recursive=True) if each.ppid() != jvm.pid]
+            if workers:
+                with suppress(psutil.NoSuchProcess):
+                    chance.choice(workers).kill()
+                    left -= 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def failed_tasks(spark: SparkSession) -> int:
+    """Return how many tasks of the session have failed."""
+    stages = spark.sparkContext._jsc.sc().statusStore().stageList(None)
+    return sum(stages.apply(at).numFailedTasks() for at in range(stages.size()))
 
 
 def followed_twice(
