@@ -100,8 +100,11 @@ def threads() -> list[dict[str, Any]]:
     names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     found = []
     for task in _TASKS.iterdir():
-        ran_ns, waited_ns, turns = (task / "schedstat").read_text().split()
-        name = names.get(task.name) or (task / "comm").read_text().strip()
+        try:
+            ran_ns, waited_ns, turns = (task / "schedstat").read_text().split()
+            name = names.get(task.name) or (task / "comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the thread has ended since the folder was listed
         seconds = {"cpu_s": int(ran_ns) / 1e9, "waited_s": int(waited_ns) / 1e9}
         found.append({"thread": name, **seconds, "turns": int(turns)})
     return found

@@ -230,8 +230,10 @@ def killing_workers(spark: SparkSession, chance: Random, most: int) -> Iterator[
 
 def failed_tasks(spark: SparkSession) -> int:
     """Return how many tasks of the session have failed."""
-    stages = spark.sparkContext._jsc.sc().statusStore().stageList(None)
-    return sum(stages.apply(at).numFailedTasks() for at in range(stages.size()))
+    tracker = spark.sparkContext.statusTracker()
+    jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(None)))
+    stages = {stage for job in jobs for stage in job.stageIds}
+    return sum(each.numFailedTasks for each in map(tracker.getStageInfo, stages) if each)
 
 
 def followed_twice(
