@@ -228,7 +228,7 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     "shop", [{}, {"applier": "vectors"}], indirect=True, ids=["hard", "vectors"]
 )
 def test_a_follower_goes_on_after_cuts_that_it_could_not_write(shop: Shop) -> None:
-    """The next cut begins where that one had begun, and may end later."""
+    """The next cut starts where that one had started, and may end later."""
     chosen, given_up = Random(9), 0
     shop.restarts = False
     for _ in range(20):
