@@ -117,7 +117,7 @@ def test_a_view_that_never_stays_the_same_is_compared_with_its_mirrors_at_a_fron
 
     def write() -> None:
         with line.database.connect() as connection:
-            while not written.wait(0.02):
+            while not written.wait(0.1):
                 connection.execute("UPDATE people SET score = score + 1 WHERE id = 1")
 
     writing = threading.Thread(target=write)
@@ -135,7 +135,7 @@ def test_a_view_that_never_stays_the_same_is_compared_with_its_mirrors_at_a_fron
 
 def _verified(config: Path) -> tuple[int, dict[str, tuple[int, int]], str]:
     """Return the exit code of `cdc view verify`, what it found of each follower, and its errors."""
-    done = completed(config, "view", "verify", "--json", "--timeout=120")
+    done = completed(config, "view", "verify", "--json", "--timeout=360")
     assert done.stdout, done.stderr.decode()
     found = {each["follower"]: (each["missing"], each["extra"]) for each in json.loads(done.stdout)}
     return done.returncode, found, done.stderr.decode()
