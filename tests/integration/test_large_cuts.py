@@ -190,22 +190,24 @@ def test_a_cut_is_the_same_if_workers_are_killed_meanwhile(
     made = followed_twice(pipeline, tmp_path, monkeypatch, HISTORY, *TABLES)
     everyone = Followed(made, spark)
     everyone.follow("large", "small")
-    chance, before = Random(first_seed()), failed_tasks(spark)
+    chance, killed = Random(first_seed()), list[int]()
     for statements in WRITES:
         with made.database.connect() as connection, connection.transaction():
             for each in statements:
                 connection.execute(each.encode())
-        with killing_workers(spark, chance, 3):
+        with killing_workers(spark, chance, 3, killed):
             everyone.follow("large")
         everyone.follow("small")
         for name in sorted(each.name for each in (tmp_path / "small").glob("public.*")):
             assert versions(tmp_path / "large", name) == versions(tmp_path / "small", name)
-    assert failed_tasks(spark) > before
+    assert killed
 
 
 @contextmanager
-def killing_workers(spark: SparkSession, chance: Random, most: int) -> Iterator[None]:
-    """Kill the session's Python workers, one at a time and at random moments."""
+def killing_workers(
+    spark: SparkSession, chance: Random, most: int, killed: list[int]
+) -> Iterator[None]:
+    """Kill the session's Python workers, one at a time and at random moments; list them."""
     jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
     over = threading.Event()
 
@@ -215,8 +217,10 @@ def killing_workers(spark: SparkSession, chance: Random, most: int) -> Iterator[
             # The children of the daemon that forks them.
             workers = [each for each in jvm.children(recursive=True) if each.ppid() != jvm.pid]
             if workers:
+                worker = chance.choice(workers)
                 with suppress(psutil.NoSuchProcess):
-                    chance.choice(workers).kill()
+                    worker.kill()
+                    killed.append(worker.pid)
                     left -= 1
 
     thread = threading.Thread(target=kill)
@@ -226,14 +230,6 @@ def killing_workers(spark: SparkSession, chance: Random, most: int) -> Iterator[
     finally:
         over.set()
         thread.join()
-
-
-def failed_tasks(spark: SparkSession) -> int:
-    """Return how many tasks of the session have failed."""
-    tracker = spark.sparkContext.statusTracker()
-    jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(None)))
-    stages = {stage for job in jobs for stage in job.stageIds}
-    return sum(each.numFailedTasks for each in map(tracker.getStageInfo, stages) if each)
 
 
 def followed_twice(
