@@ -37,14 +37,19 @@ def load() -> Durations:
     return found
 
 
+def recorded(durations: Durations, nodeid: str) -> float | None:
+    """Return how long a test took; None if the file does not say it."""
+    module, _, rest = nodeid.partition("::")
+    return durations.get(module, {}).get(rest.partition("[")[0])
+
+
 def seconds(durations: Durations, nodeid: str) -> float:
     """Return how long a test takes, or is likely to take."""
-    module, _, rest = nodeid.partition("::")
-    function = rest.partition("[")[0]
-    known = durations.get(module)
-    if known is None:
+    module = nodeid.partition("::")[0]
+    if module not in durations:
         return _UNKNOWN_SECONDS.get(Path(module).parent.name, _UNKNOWN_ELSEWHERE_SECONDS)
-    return known.get(function, _LEFT_OUT_SECONDS)
+    took = recorded(durations, nodeid)
+    return _LEFT_OUT_SECONDS if took is None else took
 
 
 def record(cases: Iterable[tuple[str, str, float]]) -> None:

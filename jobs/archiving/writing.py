@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lockstep.jobs.archiving import layout
-from lockstep.sinks.delta.actions import added_file, removed_file
+from lockstep.sinks.delta.actions import added_file, removal
 from lockstep.sinks.delta.stats import Stats
 
 if TYPE_CHECKING:
@@ -92,4 +92,4 @@ def as_parquet(rows: pa.Table, schema: pa.Schema = layout.SCHEMA) -> bytes:
 
 def removed(add: dict[str, Any], *, changes_rows: bool = False) -> Action:
     """Return the action that removes a file; not `changes_rows`: another one has its rows."""
-    return removed_file(add["path"], add["size"], changes_rows=changes_rows)
+    return removal(add, changes_rows=changes_rows)

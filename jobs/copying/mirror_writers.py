@@ -256,14 +256,4 @@ def _born(schema: dict[str, Any], table: DeltaTable | None) -> list[Action]:
 
 def _removals(table: DeltaTable | None) -> list[Action]:
     """Return the actions that remove all files of a table."""
-    if table is None:
-        return []
-    has_vectors = delta_actions.VECTORS in (table.protocol().reader_features or ())
-    vectors = delta_log.vectors(table) if has_vectors else {}
-    files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    return [
-        delta_actions.removed_file(
-            each["path"], each["size_bytes"], vector=vectors.get(each["path"])
-        )
-        for each in files
-    ]
+    return [] if table is None else [*map(delta_actions.removal, delta_log.listed(table))]

@@ -347,6 +347,12 @@ def removed_file(
     return {"remove": action}
 
 
+def removal(add: Mapping[str, Any], *, changes_rows: bool = True) -> Action:
+    """Return the action that removes a file, of which `add` has at least its path and size."""
+    vector = add.get("deletionVector")
+    return removed_file(add["path"], add["size"], vector=vector, changes_rows=changes_rows)
+
+
 def log_name(version: int) -> str:
     """Return the name of a version's file."""
     return f"_delta_log/{version:020d}.json"

@@ -13,9 +13,12 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, PyFileSystem
 
 from cdc.errors import ConfigError
+from lockstep.sinks.delta.actions import VECTORS
 from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from deltalake import DeltaTable
 
 _LOG: Final = "_delta_log"
@@ -37,6 +40,17 @@ def opened(table: DeltaTable, path: str) -> pa.NativeFile:
     if table.table_uri.startswith(_LOCAL):
         return pa.OSFile(unquote(table.table_uri.removeprefix(_LOCAL) + path))
     return files(table).open_input_file(unquote(path))
+
+
+def listed(table: DeltaTable) -> list[Mapping[str, Any]]:
+    """Return path, size and deletion vector of each file, without the log where it has no vectors.
+
+    Raises as `added`.
+    """
+    if VECTORS in (table.protocol().reader_features or ()):
+        return list(added(table).values())
+    found = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    return [{"path": each["path"], "size": each["size_bytes"]} for each in found]
 
 
 def vectors(table: DeltaTable) -> Vectors:

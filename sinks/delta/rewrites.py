@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import keys, lake, log
 from lockstep.sinks.delta import work as delta_work
-from lockstep.sinks.delta.actions import Files, removed_file
+from lockstep.sinks.delta.actions import Files, removal
 from lockstep.sinks.delta.layout import SEQ
 from lockstep.sinks.delta.parts import small_file
 from lockstep.sinks.delta.rows import only
@@ -26,9 +25,6 @@ from lockstep.sinks.delta.rows import only
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from deltalake import DeltaTable
-
-    from lockstep.sinks.delta.actions import Action
     from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.table import Mirror
     from lockstep.sinks.delta.work import Work
@@ -65,7 +61,7 @@ class Rewrites:
             files = Files(mirror.path, self._storage)
             rows = _applied(stored.rows, work)
             added = [small_file(files, rows)] if rows.num_rows else []
-            actions = [*map(_removed, stored.files), *added]
+            actions = [*map(removal, stored.files), *added]
             version = mirror.put(files, actions, "MERGE", commit)
         adds = [each["add"] for each in added]
         self._keep(mirror.path, Contents(stored.table_id, version, rows, adds))
@@ -80,7 +76,7 @@ class Rewrites:
             return known
         table = mirror.table
         rows = lake.read(table, lake.arrow_schema(table).names)
-        return Contents(mirror.table_id, table.version(), rows, _files(table))
+        return Contents(mirror.table_id, table.version(), rows, log.listed(table))
 
     def _known(self, mirror: Mirror) -> Contents | None:
         known = self._by_table.get(mirror.path)
@@ -124,15 +120,3 @@ def _applied(stored: pa.Table, work: Work) -> pa.Table:
     if batch.deleted.true_count:
         new = new.filter(pc.invert(batch.deleted))
     return pa.concat_tables([stored, new]).combine_chunks()
-
-
-def _files(table: DeltaTable) -> list[Mapping[str, Any]]:
-    """Return the table's files, with their deletion vectors."""
-    if delta_actions.VECTORS in (table.protocol().reader_features or ()):
-        return list(log.added(table).values())
-    files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    return [{"path": each["path"], "size": each["size_bytes"]} for each in files]
-
-
-def _removed(add: Mapping[str, Any]) -> Action:
-    return removed_file(add["path"], add["size"], vector=add.get("deletionVector"))

@@ -73,8 +73,7 @@ class Shop:
         self.world: World = {name: {} for name in VERSIONS}
         self.seq = 0
         self.restarts = True  # before each cut
-        self.follower = MirrorCuts(self.config, "cache", self._in_force)
-        self.sink = self.store()
+        self._open()
 
     def _open(self) -> None:
         if self.restarts:
