@@ -46,6 +46,7 @@ def found(line: PipelineUnderTest, number: str) -> IncrementalRecord | None:
     return next((r for r in live_topic.read(line.config) if r.id == number), None)
 
 
+_DONE_SECONDS = 300.0  # a table of many chunks, beside five other tests
 _NONE = IncrementalRecord(pipeline="", id="", schema="", table="", state="running")
 
 
@@ -56,7 +57,7 @@ def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> Inc
             assert record.active or state == record.state, record
         return record is not None and record.state == state
 
-    wait_until(reached, f"{number} is {found(line, number)}")
+    wait_until(reached, f"{number} is not {state}", _DONE_SECONDS)
     record = found(line, number)
     assert record is not None
     return record
@@ -155,7 +156,7 @@ _MEANWHILE = (
     ),
     # So many that they are still being read when the daemon is asked to pause.
     *(
-        f"INSERT INTO {name} SELECT i, 1, 'b' FROM generate_series(1, 60000) i"
+        f"INSERT INTO {name} SELECT i, 1, 'b' FROM generate_series(1, 20000) i"
         for name in ("altered", "renamed", "dropped")
     ),
 )
@@ -189,7 +190,7 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     say(line, do="resume", id=None)
     wait_state(line, numbers["altered"])
     again = wait_state(line, numbers["renamed"])
-    assert (again.table, again.rows >= 60_000) == ("another", True), "its own topic has all of it"
+    assert (again.table, again.rows >= 20_000) == ("another", True), "its own topic has all of it"
     assert "drop" in (wait_state(line, numbers["dropped"], "failed").why or "")
     stopped = begin(line, "public.altered")
     say(line, do="stop", id=stopped)

@@ -103,13 +103,12 @@ def test_a_view_in_any_store_is_compared_with_postgres(
 
 
 def test_a_view_that_never_stays_the_same_is_compared_with_its_mirrors_at_a_frontier(
-    pipeline: NewPipeline, spark: SparkSession, redis_url: str, tmp_path: Path
+    pipeline: NewPipeline, spark: SparkSession, tmp_path: Path
 ) -> None:
     """One row of it changes all the time, and a store has another row that is wrong."""
     stores: dict[str, dict[str, Any]] = {
         "answers": {"delta": {"path": str(tmp_path / "views")}},
         "copy": {"sql": {"url": f"sqlite:///{tmp_path}/copy.db"}},
-        "cache": {"redis": {"url": redis_url, "prefix": "never"}},
     }
     line = started(pipeline, tmp_path, stores)
     kept, written = Followed(line, spark), threading.Event()
