@@ -11,6 +11,7 @@ What the broker's files have damaged is noted at once: Kafka's clients take it o
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
@@ -66,6 +67,7 @@ class Queue:
         self._retries = names.retries_topic(config.prefix), 0
         # Connected before the first change is given out, so that giving one up takes no time.
         self._notes = AcknowledgedWriter(config, topics.groups_topic(config).name)
+        self._given_up: dict[tuple[Partition, int], UndeliveredRecord] = {}  # not noted yet
         self._member = queues.ShareMember(config, record)
 
     def __enter__(self) -> Self:
@@ -86,25 +88,32 @@ class Queue:
         """Return the changes that this member has now; wait up to `seconds` for some.
 
         Those of the last call that were not acknowledged are released: they are delivered again.
+        What the last call gave up is noted first: a note that takes long costs no change its time.
         """
-        found, given_up = list[Delivery](), list[Delivered]()
-        for each in self._member.receive(seconds):
-            if each.partition == self._retries:
-                found += self._again(each)
-                continue
-            if each.damage:
-                given_up.append(each)
-                continue
-            change = change_of(self._config, each.partition, each.offset, each.key, each.value)
-            if change.seq <= self._start_seq:
-                self._member.accept(each.partition, each.offset)
-            elif each.deliveries > self._attempts:
-                given_up.append(each)
-            else:
-                found.append(self._delivery(change, each))
-        if given_up:
-            self._give_up(given_up)
+        self._give_up()
+        decided = [self._decided(each) for each in self._member.receive(seconds)]
+        found = [each for each in decided if each is not None]
+        if not found:
+            self._give_up()
         return found
+
+    def _decided(self, delivered: Delivered) -> Delivery | None:
+        """Return a change to give out; None if it is done or given up."""
+        if delivered.partition == self._retries:
+            return self._again(delivered)
+        if delivered.damage:
+            self._given_up[delivered.place] = self._note(delivered)
+            return None
+        change = change_of(
+            self._config, delivered.partition, delivered.offset, delivered.key, delivered.value
+        )
+        if change.seq <= self._start_seq:
+            self._member.accept(*delivered.place)
+        elif delivered.deliveries > self._attempts:
+            self._given_up[delivered.place] = self._note(delivered)
+        else:
+            return self._delivery(change, delivered)
+        return None
 
     def acknowledge(self, delivery: Delivery) -> None:
         """Note that a change is done. Within half a second, or by `close`, Kafka has it."""
@@ -126,18 +135,16 @@ class Queue:
 
     def _delivery(self, change: GroupChange, delivered: Delivered) -> Delivery:
         until = delivered.until - _LEFT * self._lock_seconds
-        place = delivered.partition, delivered.offset
-        return Delivery(change, delivered.deliveries, until, place)
+        return Delivery(change, delivered.deliveries, until, delivered.place)
 
-    def _again(self, delivered: Delivered) -> list[Delivery]:
-        """Return the change that is to be given out again; nothing if that is another queue's."""
+    def _again(self, delivered: Delivered) -> Delivery | None:
+        """Return the change that is to be given out again; None if that is another queue's."""
         if delivered.damage:
             raise UnreadableError(delivered.damage, hint=DAMAGED)
         record = records.decode(UndeliveredRecord, delivered.value, self._retries[0])
-        place = delivered.partition, delivered.offset
         if (record.pipeline, record.group) != (self._config.pipeline, self._group):
-            self._member.accept(*place)
-            return []
+            self._member.accept(*delivered.place)
+            return None
         why = _NEVER_ACKNOWLEDGED
         if delivered.deliveries <= self._attempts:
             try:
@@ -149,46 +156,47 @@ class Queue:
                 if value:
                     change = change_of(self._config, partition, record.offset, key, value)
                     if change.seq > self._start_seq:
-                        return [self._delivery(change, delivered)]
+                        return self._delivery(change, delivered)
                 # Of a batch that was damaged: a tombstone, or from before the queue's start.
-                self._member.accept(*place)
-                return []
-        attempts, now_us = record.attempts + delivered.deliveries - 1, time.time_ns() // 1_000
-        noted = msgspec.structs.replace(
+                self._member.accept(*delivered.place)
+                return None
+        self._given_up[delivered.place] = msgspec.structs.replace(
             record,
             why=why,
-            attempts=attempts,
-            at_us=now_us,
+            attempts=record.attempts + delivered.deliveries - 1,
+            at_us=time.time_ns() // 1_000,
             state="undelivered",
             decided_by="",
             decided_at_us=None,
         )
-        self._notes.write(undelivered.encoded([noted]))
-        self._member.reject(*place)
-        self._member.send(wait=True)
-        return []
+        return None
 
-    def _give_up(self, given_up: Sequence[Delivered]) -> None:
-        now_us = time.time_ns() // 1_000
-        notes = [
-            UndeliveredRecord(
-                pipeline=self._config.pipeline,
-                group=self._group,
-                id=undelivered.place_id(each.partition, each.offset)
-                if each.damage
-                else undelivered.event_id(self._config, each.value),
-                topic=each.partition[0],
-                partition=each.partition[1],
-                offset=each.offset,
-                why=each.damage or _NEVER_ACKNOWLEDGED,
-                attempts=each.deliveries - 1,
-                at_us=now_us,
-            )
-            for each in given_up
-        ]
-        self._notes.write(undelivered.encoded(notes))
-        for each in given_up:
-            self._member.reject(each.partition, each.offset)
+    def _note(self, delivered: Delivered) -> UndeliveredRecord:
+        return UndeliveredRecord(
+            pipeline=self._config.pipeline,
+            group=self._group,
+            id=undelivered.place_id(*delivered.place)
+            if delivered.damage
+            else undelivered.event_id(self._config, delivered.value),
+            topic=delivered.partition[0],
+            partition=delivered.partition[1],
+            offset=delivered.offset,
+            why=delivered.damage or _NEVER_ACKNOWLEDGED,
+            attempts=delivered.deliveries - 1,
+            at_us=time.time_ns() // 1_000,
+        )
+
+    def _give_up(self) -> None:
+        """Note what is given up, and only then take it out of the queue.
+
+        What can't be noted stays here for the next call, though Kafka may have dropped it by then.
+        """
+        if not self._given_up:
+            return
+        self._notes.write(undelivered.encoded(list(self._given_up.values())))
+        for place in self._given_up:
+            self._member.reject(*place)
+        self._given_up.clear()
         self._member.send(wait=True)
 
     def _send(self) -> None:
@@ -197,8 +205,9 @@ class Queue:
             self._member.send()
 
     def close(self) -> None:
-        """Release what is not acknowledged, and leave."""
-        self._member.close()
+        """Note what is given up, release what is not acknowledged, and leave."""
+        with closing(self._member):
+            self._give_up()
 
 
 def started(

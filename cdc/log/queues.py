@@ -93,6 +93,10 @@ class Delivered(NamedTuple):
     until: float
     damage: str = ""
 
+    @property
+    def place(self) -> tuple[Partition, int]:
+        return self.partition, self.offset
+
 
 class ShareMember:
     """One member. Close it: what it has not acknowledged goes to other members at once."""

@@ -7,13 +7,6 @@ from typing import Any
 
 import orjson
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 from cdc.cli.main import run
 from cdc.errors import Exit
@@ -21,6 +14,7 @@ from cdc.log import dead_letter_topic, names
 from cdc.log.limits import record_limit
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.topic_settings import set_limit
 from tests.fixtures.witness import data_records, records_of
 
 _DOCS = "CREATE TABLE docs (id int PRIMARY KEY, name text, body text)"
@@ -44,16 +38,6 @@ def pointers(line: PipelineUnderTest) -> list[dict[str, Any]]:
     """Return the events that point to a dead letter, by seq."""
     found = [r.event for r in data_records(line) if r.value and b'"dead":{' in r.value]
     return sorted(found, key=lambda event: int(event["source"]["seq"]))
-
-
-def set_limit(line: PipelineUnderTest, topic: str, max_message_bytes: int) -> None:
-    client = AdminClient({"bootstrap.servers": line.bootstrap})
-    entry = ConfigEntry(
-        "max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET
-    )
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in client.incremental_alter_configs([resource]).values():
-        future.result()
 
 
 @pytest.mark.long("volume; test_large_transaction has bounded memory")
@@ -124,7 +108,7 @@ def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
     line = pipeline(_DOCS, log={"kafka": {"batch.size": 200_000}})
     topic = names.data_topic(line.config.prefix, "public", "docs")
     most = 300_000
-    set_limit(line, topic, most)
+    set_limit(line.bootstrap, topic, most)
     line.start().wait_ready()
     rows = range(1, 61)
     line.database.execute(*(insert(row, most - 5_200 + 20 * row) for row in rows))
@@ -146,7 +130,7 @@ def test_a_topic_that_does_not_take_the_producers_batches_is_refused_with_the_re
 ) -> None:
     """Otherwise a batch of small rows would be refused, sooner or later."""
     line = pipeline(_DOCS)
-    set_limit(line, names.data_topic(line.config.prefix, "public", "docs"), 300_000)
+    set_limit(line.bootstrap, names.data_topic(line.config.prefix, "public", "docs"), 300_000)
     daemon = line.start().wait_ready()
     line.database.execute(insert(1, 10))
     line.ends(daemon, Exit.CONFIG, "takes 300000 bytes at once", "batch.size under log.kafka")
@@ -173,7 +157,7 @@ def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
         log={"kafka": {"batch.size": 50_000}},
     )
     for table in ("full_", "keyless", "named"):
-        set_limit(line, names.data_topic(line.config.prefix, "public", table), 100_000)
+        set_limit(line.bootstrap, names.data_topic(line.config.prefix, "public", table), 100_000)
     line.start().wait_ready()
     body, key = "repeat('ab', 60000)", "repeat('k', 40000)"
     line.database.execute(

@@ -15,18 +15,13 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 from cdc.log import names
 from tests.fixtures.cluster import ROUNDS, KafkaCluster
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.seeds import first_seed
+from tests.fixtures.topic_settings import set_topic
 from tests.fixtures.witness import Witness
 
 _BATCH = {"max_events": 500, "max_wait_ms": 50}
@@ -106,13 +101,13 @@ def leader_cut_off(ground: Ground) -> None:
 def too_few_copies(ground: Ground) -> None:
     """No record may be acknowledged that fewer than min.insync.replicas brokers hold."""
     cluster, topic = ground.cluster, ground.users
-    setting(cluster, topic, "min.insync.replicas", "3")
+    set_topic(cluster.bootstrap, topic, "min.insync.replicas", "3")
     node = next(n for n in (1, 2, 3) if n != cluster.leader(topic))
     cluster.kill(node)
     time.sleep(_AWAY_SECONDS)
     cluster.start([node])
     ground.moves()
-    setting(cluster, topic, "min.insync.replicas", "2")
+    set_topic(cluster.bootstrap, topic, "min.insync.replicas", "2")
 
 
 def all_dead(ground: Ground) -> None:
@@ -145,14 +140,6 @@ FAULTS: Final[tuple[Callable[[Ground], None], ...]] = (
     disk_full,
     rolling_restart,
 )
-
-
-def setting(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
-    """Change a topic's setting."""
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    client = cluster.admin()
-    client.incremental_alter_configs([changed])[changed].result(120)
 
 
 @pytest.mark.commit("one fault of three brokers")

@@ -13,11 +13,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
-    ResourceType,
     ScramMechanism,
 )
 
@@ -38,6 +34,7 @@ from tests.fixtures.guarded import LOGIN_SECONDS, PASSWORD, USER, GuardedBroker
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.servers import KafkaServer, fresh_topic_prefix
 from tests.fixtures.tiers import need_program
+from tests.fixtures.topic_settings import set_limit
 from tests.fixtures.witness import Witness
 
 Settings = dict[str, str | int | float | bool]
@@ -215,15 +212,7 @@ def test_more_than_a_topic_takes_at_once_goes_in_several_batches(ground: Ground)
 
 def test_what_its_topic_takes_singly_goes_singly(ground: Ground) -> None:
     """The limit is above a row's size and below a small batch's."""
-    changed = ConfigResource(
-        ResourceType.TOPIC,
-        ground.other,
-        incremental_configs=[
-            ConfigEntry("max.message.bytes", "3000", incremental_operation=AlterConfigOpType.SET)
-        ],
-    )
-    client = AdminClient({"bootstrap.servers": ground.bootstrap})
-    client.incremental_alter_configs([changed])[changed].result(30)
+    set_limit(ground.bootstrap, ground.other, 3_000)
     writer = ground.open()
     texts = [f"{number:04}".encode() * 500 for number in range(10)]
     for _ in range(2):

@@ -13,8 +13,8 @@ import pytest
 from cdc.cli.main import run
 from cdc.log import names
 from cdc.log.records import is_schema_key
-from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.topic_settings import set_limit
 from tests.fixtures.witness import data_records, records_of
 
 KEY = "a key of the tests' own"
@@ -259,7 +259,7 @@ def test_a_dead_letter_is_masked_as_the_event_is(
     pipeline: NewPipeline, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     line = pipeline(USERS, tables=MASKS)
-    set_limit(line, names.data_topic(line.config.prefix, "public", "users"), 1_100_000)
+    set_limit(line.bootstrap, names.data_topic(line.config.prefix, "public", "users"), 1_100_000)
     line.start().wait_ready()
     line.database.execute(
         "INSERT INTO users (id, email, note, plain) SELECT 'secret id', 'secret mail',"

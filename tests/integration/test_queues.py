@@ -22,12 +22,13 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 import lockstep
 from cdc.cli.queue import queue
 from cdc.deliver import undelivered
-from cdc.errors import ConfigError, UnavailableError
-from cdc.log import names
+from cdc.errors import CDCError, ConfigError, UnavailableError
+from cdc.log import names, topics
 from cdc.log.group_records import UndeliveredRecord
 from tests.fixtures.commands import environment
 from tests.fixtures.console import ConsoleUnderTest
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.topic_settings import set_limit
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int)"
 _GROUP = "queue.work"
@@ -102,6 +103,40 @@ def test_a_change_comes_again_until_it_is_acknowledged_or_given_up(
     assert CliRunner().invoke(queue, ["discard", "work", given_up.id, "--yes"]).exit_code == 0
     [listed] = orjson.loads(CliRunner().invoke(queue, ["list", "--json"]).stdout)
     assert (listed["queue"], listed["undelivered"]) == ("work", 0)
+
+
+def test_a_change_is_not_used_up_while_another_one_cannot_be_noted(pipeline: NewPipeline) -> None:
+    """Each delivery that Kafka counts reaches a handler, and no note is lost."""
+    line = started(pipeline, 2)
+    attempts = Counter[int]()
+    with (
+        lockstep.Client(line.config) as client,
+        client.queue(["public.t"], "work", "beginning", attempts=1) as work,
+    ):
+
+        def handle() -> bool:
+            """Return whether the member could note what it gives up."""
+            with suppress(CDCError):
+                for delivery in work.receive(0.5):
+                    attempts[delivery.change.seq] += 1
+                    assert delivery.attempt == attempts[delivery.change.seq]
+                    if delivery.change.seq > 2:
+                        work.acknowledge(delivery)
+                return True
+            return False
+
+        wait_until(lambda: handle() and len(attempts) == 2, "two changes are not delivered")
+        notes = topics.groups_topic(line.config).name
+        set_limit(line.bootstrap, notes, 100)
+        insert(line, 3, 40, by=2)
+        for _ in range(3):
+            wait_until(lambda: not handle(), "notes are accepted")
+        set_limit(line.bootstrap, notes, 1_000_000)
+        wait_until(lambda: handle() and len(attempts) == 40, "changes are not delivered")
+        wait_until(lambda: handle() and work.is_done, "changes are not done")
+    assert set(attempts.values()) == {1}
+    noted = sorted(each.id for each in undelivered.read(line.config, _GROUP))
+    assert noted == [f"{line.config.pipeline}-1-{seq}" for seq in (1, 2)]
 
 
 def test_what_was_given_up_is_given_out_again_on_request(

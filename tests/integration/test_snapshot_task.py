@@ -21,8 +21,8 @@ from cdc.snapshot.initial import generation_plan, topic
 from cdc.snapshot.initial.records import SnapshotPlan, SnapshotState
 from cdc.snapshot.initial.task import CopyTask, run_task
 from cdc.source.export import Export
-from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.topic_settings import set_limit
 from tests.fixtures.witness import records_of
 
 INITIAL: dict[str, Any] = {"mode": "initial", "max_parallel": 1, "range_bytes": 8_192}
@@ -167,7 +167,7 @@ def test_a_row_too_large_for_its_topic_is_a_dead_letter_of_the_same_transaction(
         snapshot=INITIAL,
     )
     with planned_snapshot(line) as plan:
-        set_limit(line, names.data_topic(line.config.prefix, "public", "t"), 1_100_000)
+        set_limit(line.bootstrap, names.data_topic(line.config.prefix, "public", "t"), 1_100_000)
         records = list(run_task(line.config, plan, 0))
     assert sum(record.rows for record in records) == 9
     events = {event["after"]["id"]: event for event in rows(line)}

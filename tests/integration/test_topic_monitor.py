@@ -12,18 +12,14 @@ import orjson
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewPartitions,
-    ResourceType,
 )
 
 from cdc.log import names
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
-from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.topic_settings import set_limit, set_topic
 from tests.fixtures.witness import records_of
 from tests.integration.test_slot_gaps import (
     admin,
@@ -53,13 +49,6 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
 
 def found(line: PipelineUnderTest, *words: str) -> None:
     line.ends(line.daemon, _CONFIG, *words, seconds=_FOUND_SECONDS)
-
-
-def set_policy(line: PipelineUnderTest, topic: str, policy: str) -> None:
-    changed = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[changed])
-    client = admin(line)
-    client.incremental_alter_configs([resource])[resource].result(60)
 
 
 def widen(line: PipelineUnderTest, topic: str, partitions: int) -> None:
@@ -193,7 +182,7 @@ def test_a_topic_that_kafka_may_delete_events_of_is_no_healthy_state(
     line: PipelineUnderTest, named: Callable[[PipelineUnderTest], str], policy: str, right: str
 ) -> None:
     topic = named(line)
-    set_policy(line, topic, policy)
+    set_topic(line.bootstrap, topic, "cleanup.policy", policy)
 
     def seen() -> bool:
         code, body = line.daemon.get("/healthz")
@@ -201,7 +190,7 @@ def test_a_topic_that_kafka_may_delete_events_of_is_no_healthy_state(
 
     wait_until(seen, "nobody sees it")
     assert line.daemon.health()["wrong_policies"] == {topic: policy}
-    set_policy(line, topic, right)
+    set_topic(line.bootstrap, topic, "cleanup.policy", right)
     wait_until(lambda: line.daemon.get("/healthz")[0] == 200, "it is set back, and still shown")
 
 
@@ -277,7 +266,7 @@ def test_an_emptied_topic_of_dead_letters_is_found(when: str, pipeline: NewPipel
         "CREATE TABLE docs (id int PRIMARY KEY, body text)",
         log={"kafka": {"batch.size": 50_000}},
     )
-    set_limit(line, names.data_topic(line.config.prefix, "public", "docs"), 100_000)
+    set_limit(line.bootstrap, names.data_topic(line.config.prefix, "public", "docs"), 100_000)
     line.start().wait_ready()
     line.database.execute("INSERT INTO docs VALUES (1, repeat('ab', 60000))")
     topic = names.dead_topic(line.config.prefix)

@@ -17,11 +17,7 @@ import pytest
 from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 
 from cdc import failpoints
@@ -29,6 +25,7 @@ from cdc.errors import ConfigError, OvertakenError, StoreLostError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Altered, AlteredColumn, Changes, Sink
 from tests.fixtures.store_topic import TopicStore, records
+from tests.fixtures.topic_settings import set_topic
 
 Row = dict[str, Any]
 CUTS = 12
@@ -278,14 +275,6 @@ def test_topics_of_others_are_not_written_to(topic_store: TopicStore, sink: Sink
 # --- what may be lost ---
 
 
-def set_policy(store: TopicStore, topic: str, policy: str) -> None:
-    """Change what Kafka removes from a topic; from a compacted one no records can be deleted."""
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": store.bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result(timeout=60)
-
-
 def test_lost_topics_are_noticed_and_no_row_outlives_them(
     topic_store: TopicStore, sink: Sink
 ) -> None:
@@ -304,7 +293,8 @@ def test_lost_topics_are_noticed_and_no_row_outlives_them(
     assert sink.open() is None
     assert (sink.current(), topic_store.rows("public.users")) == (2, {})
     apply(sink, 3, users(3, 1, 2), line)
-    set_policy(topic_store, f"{prefix}.public.users", "compact,delete")
+    # From a compacted topic no records can be deleted.
+    set_topic(topic_store.bootstrap, f"{prefix}.public.users", "cleanup.policy", "compact,delete")
     users_topic = TopicPartition(f"{prefix}.public.users", 0, 1)
     ends = {each.partition() for each in of_users(topic_store)}
     users_topic.partition = min(n for n in ends if n is not None)
@@ -324,7 +314,8 @@ def test_a_topic_from_which_kafka_would_delete_rows_is_refused(
     topic_store: TopicStore, sink: Sink
 ) -> None:
     apply(sink, 1, users(1, 1))
-    set_policy(topic_store, f"{topic_store.prefix}.public.users", "compact,delete")
+    topic = f"{topic_store.prefix}.public.users"
+    set_topic(topic_store.bootstrap, topic, "cleanup.policy", "compact,delete")
     with pytest.raises(ConfigError, match="would delete rows"):
         sink.open()
 
