@@ -105,12 +105,13 @@ class DeadLetterIndex:
         self._prepare()
         names = {self._name(owner, each.action.id): each.action for each in refused}
         outcome = send(self._client, self._alias, [self._letter(owner, index, r) for r in refused])
-        late = {each.id for each, _ in outcome.stale}
+        # What an attempt before has stored, with the same seq, is there.
+        late = {each.id for each, there in outcome.stale if there > each.version}
         # Larger than a request may be: stored without the document, which the log still has.
         unfit = {each.action.id for each in outcome.refused}
         shorter = [self._letter(owner, index, each, complete=False) for each in refused]
         outcome = send(self._client, self._alias, [each for each in shorter if each.id in unfit])
-        late |= {each.id for each, _ in outcome.stale}
+        late |= {each.id for each, there in outcome.stale if there > each.version}
         for each in outcome.refused:
             raise refusal(400, each.why, f"a dead letter in {self._alias}")
         self._refresh()

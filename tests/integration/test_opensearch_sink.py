@@ -335,6 +335,35 @@ def test_refused_documents_are_dead_letters_until_the_fields_accept_them(
     again.close()
 
 
+def test_a_dead_letter_is_known_whose_number_could_not_be_recorded(
+    opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch
+) -> None:
+    """The sink stores it, can't write its record, and writes the cut again."""
+    sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
+    sink.open()
+    apply(sink, 1, users(user(1, 1, name="true")))
+    stored = list[str]()
+
+    def record_is_not_written(method: str, path: str) -> None:
+        if "-dead" in path and "/_bulk" in path:
+            stored.append(path)
+        elif stored and method == "PUT":
+            raise ConnectionResetError(path)
+
+    busy_opensearch.before = record_is_not_written
+    with pytest.raises(CDCError):
+        apply(sink, 2, users(user(2, 2)))
+    busy_opensearch.before = lambda _method, _path: None
+    assert set(opensearch_store.letters()) == {"2"}
+    sink.open()
+    apply(sink, 2, users(user(2, 2)))
+    read = sink.rows(USERS, [key(USERS, 2)])
+    assert {k: msgspec.json.decode(r) for k, r in read.items()} == {key(USERS, 2): row(USERS, 2, 2)}
+    apply(sink, 3, users(user(3, 2, name="false")))
+    assert opensearch_store.letters() == {}
+    sink.close()
+
+
 class Killed(BaseException):
     """A process that dies before a request."""
 
