@@ -112,10 +112,12 @@ class WebhookRun:
 
     def close(self) -> None:
         """Wait for what is being sent, and leave the group."""
-        self._finish()
-        self._pool.shutdown()
-        self._group.close()
-        self._sender.close()
+        try:
+            self._finish()
+        finally:
+            self._pool.shutdown()
+            self._group.close()
+            self._sender.close()
 
     # --- requests ---
 

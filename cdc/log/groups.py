@@ -16,7 +16,14 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
@@ -177,8 +184,8 @@ class Group:
 
         Raises GapError if some that the group has not received are deleted, CompactedError if
         compaction has removed some, which may show after later ones came. After an error while
-        it got partitions, or UnreadableError for a batch that the broker's files have damaged, it
-        raises that always: close it then, and join again.
+        it got partitions, or of a partition (UnreadableError for a batch that the broker's files
+        have damaged), it raises that always: close it then, and join again.
         """
         if self._error is not None:
             raise self._error
@@ -190,24 +197,31 @@ class Group:
         if not (messages or self._is_paused):
             for each in self._progress.values():
                 each.wait(int(time.time() * 1_000))
-        found = []
-        for message in messages:
-            partition: Any = (message.topic(), message.partition())
-            progress, error = self._progress.get(partition), message.error()
-            offset = message.offset() or 0
-            if error is not None and error.code() != _AT_END:
-                self._fail(error, partition)
-            elif progress is None:
-                continue  # another member's by now
-            elif error is not None:
-                progress.end(offset)
-            elif message.value() is None:
-                progress.skip(offset + 1)  # a tombstone
-            else:
-                progress.receive(offset, message.timestamp()[1])
-                value = message.value() or b""
-                found.append(Received(partition, offset, row_key(message.key()), value))
-        return found
+        try:
+            received = [self._received(each) for each in messages]
+        except CDCError as error:
+            # What came before it is received after joining again.
+            self._error = error
+            raise
+        return [each for each in received if each is not None]
+
+    def _received(self, message: Message) -> Received | None:
+        """Return the change of a record; None if it has none, or the partition is another's now."""
+        partition: Any = (message.topic(), message.partition())
+        progress, error = self._progress.get(partition), message.error()
+        offset = message.offset() or 0
+        if error is not None and error.code() != _AT_END:
+            self._fail(error, partition)
+        elif progress is None:
+            return None  # another member's by now
+        elif error is not None:
+            progress.end(offset)
+        elif message.value() is None:
+            progress.skip(offset + 1)  # a tombstone
+        else:
+            progress.receive(offset, message.timestamp()[1])
+            return Received(partition, offset, row_key(message.key()), message.value() or b"")
+        return None
 
     def acknowledge(self, partition: Partition, offset: int) -> None:
         """Note that a received record is done; it is committed by a later `receive`."""
@@ -325,8 +339,8 @@ class Group:
         doing = f"reading {partition[0]} [{partition[1]}]"
         if error.code() in UNREADABLE:
             # What the client receives after it is not what follows: the batch is incomplete.
-            self._met_damage, self._error = True, translate(error, doing)
-            raise self._error
+            self._met_damage = True
+            raise translate(error, doing)
         if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise translate(error, doing)
 
