@@ -122,8 +122,8 @@ class Queue:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything that this member had is decided."""
-        return not self._member.has_open
+        """Whether everything that this member gave out is decided."""
+        return self._member.undecided <= self._given_up.keys()
 
     def release(self, delivery: Delivery) -> None:
         """Give a change back: it is delivered again, to any member, unless this was the last time.

@@ -37,7 +37,7 @@ from cdc.log.inspection import newest_frontier
 from cdc.log.partitions import Partition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import KeysView, Mapping, Sequence
     from concurrent.futures import Future
 
     from confluent_kafka import TopicPartition
@@ -123,9 +123,9 @@ class ShareMember:
             self._client.subscribe([*record.topics, names.retries_topic(config.prefix)])
 
     @property
-    def has_open(self) -> bool:
-        """Whether a record that was received is undecided."""
-        return bool(self._open)
+    def undecided(self) -> KeysView[tuple[Partition, int]]:
+        """The places of what was received and is neither done nor given back."""
+        return self._open.keys()
 
     def receive(self, seconds: float) -> list[Delivered]:
         """Return records that this member alone has now; wait up to `seconds` for some.
