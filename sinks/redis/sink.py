@@ -144,6 +144,7 @@ class RedisSink:
 
     def open(self) -> StoreState | None:
         self._cut, self._indexed, self._buckets, self._keys = None, {}, {}, {}
+        self._tables = {}  # so that each is refused if the server evicts by now
         self._evicts = health.evicts(self._client)
         fields = fields_of(self._client, self._names)
         fields = finish_switch(self._client, self._names, self._settings.prefix, fields)

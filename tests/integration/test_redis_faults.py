@@ -97,9 +97,15 @@ def test_a_server_that_evicts_is_refused_unless_the_shape_tolerates_it(
     open_sink: Callable[[RedisSettings], RedisSink],
 ) -> None:
     """Complete rows at their keys: an evicted one is missing until it changes, and never old."""
+    by_name = settings._replace(follower="named", shapes={"public.users": RowShape(key="{name}")})
+    before = open_sink(by_name)
+    before.begin(1, [USERS])
     redis_client.config_set("maxmemory", "100mb")
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     try:
+        before.open()
+        with pytest.raises(ConfigError, match="evicts"):
+            before.begin(1, [USERS])
         for shape in (RowShape(key="by:{name}"), RowShape(key="all", form="set", member="{name}")):
             with pytest.raises(ConfigError, match="evicts"):
                 open_sink(settings._replace(shapes={"public.users": shape})).begin(1, [USERS])
