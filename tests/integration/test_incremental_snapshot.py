@@ -46,7 +46,7 @@ def found(line: PipelineUnderTest, number: str) -> IncrementalRecord | None:
     return next((r for r in live_topic.read(line.config) if r.id == number), None)
 
 
-_DONE_SECONDS = 300.0  # a table of many chunks, beside five other tests
+_DONE_SECONDS = 300.0  # a table of many chunks, on a busy machine
 _NONE = IncrementalRecord(pipeline="", id="", schema="", table="", state="running")
 
 
