@@ -84,6 +84,16 @@ _LEGACY: Final = {
 }
 
 
+class TaggedVersion(NamedTuple):
+    """A version, and the tag of its file in the log.
+
+    The number alone does not identify it: after a table was restored, another commit can have it.
+    """
+
+    number: int
+    tag: str | None  # None: unknown
+
+
 class Files:
     """The storage of one table."""
 
@@ -120,6 +130,14 @@ class Files:
                 return obstore.head(self.store, self.prefix + name)["e_tag"]
             except FileNotFoundError:
                 return None
+
+    def tagged(self, version: int) -> TaggedVersion:
+        """Return a version with its tag."""
+        return TaggedVersion(version, self.tag(log_name(version)))
+
+    def has(self, version: TaggedVersion) -> bool:
+        """Return whether the log has that version; False if its tag is unknown."""
+        return version.tag is not None and self.tagged(version.number) == version
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none."""

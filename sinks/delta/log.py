@@ -62,8 +62,10 @@ def vectors(table: DeltaTable) -> Vectors:
 def since(table: DeltaTable, version: int) -> tuple[Added, set[str]] | None:
     """Return the add actions after a version, and the paths of files that it had and are removed.
 
-    None if the log no longer has every commit since.
+    None if the log no longer has every commit since, or the table is at an earlier version.
     """
+    if version > table.version():
+        return None
     storage, found, removed = files(table), Added(), set[str]()
     for each in range(version + 1, table.version() + 1):
         try:

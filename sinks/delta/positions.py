@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import keys as delta_keys
 from lockstep.sinks.delta import lake, log
-from lockstep.sinks.delta.actions import bitmap
+from lockstep.sinks.delta.actions import TaggedVersion, bitmap
 from lockstep.sinks.delta.layout import CURRENT, EXACT, SEQ
 from lockstep.sinks.delta.stats import without_values
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from lockstep.sinks.delta.actions import Files
+
+_UNKNOWN: Final = TaggedVersion(-1, None)
 # Above one row in so many, a file's deleted rows are united column by column instead of row by row.
 _FEW: Final = 64
 
@@ -111,23 +114,27 @@ class Positions:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self.files: dict[str, DataFile] = {}
-        self.version = -1
+        self.version = _UNKNOWN
         # Whether keys are compared as text: a key may be NULL, or does not fit its column.
         self._as_text = False
 
-    def are_at(self, version: int, *, as_text: bool) -> bool:
+    def are_at(self, version: TaggedVersion, *, as_text: bool) -> bool:
         """Return whether they are those of a version."""
         return self.version == version and (self._as_text or not as_text)
 
-    def follow(self, table: DeltaTable, *, as_text: bool) -> None:
-        """Load the table's files as of its version: those that are new since the last one."""
+    def follow(
+        self, table: DeltaTable, version: TaggedVersion, files: Files, *, as_text: bool
+    ) -> None:
+        """Load the table's files as of its version: those that are new since the last one.
+
+        All of them if `files` has another log than that of the last one, as after a restore.
+        """
+        # After an error all files are listed.
+        before, self.version = self.version, _UNKNOWN
         if as_text and not self._as_text:
-            self._as_text = True
+            self._as_text, before = True, _UNKNOWN
             self.files.clear()
-            self.version = -1
-        if self.version == table.version():
-            return
-        since = log.since(table, self.version) if self.version >= 0 else None
+        since = log.since(table, before.number) if files.has(before) else None
         if since is None:
             self._load(table, log.added(table))
         else:
@@ -138,15 +145,17 @@ class Positions:
                 self._load(table, log.added(table))
             else:
                 self.files = kept | {path: self._read(table, add) for path, add in added.items()}
-        self.version = table.version()
+        self.version = version
 
     def _load(self, table: DeltaTable, added: log.Added) -> None:
-        known, self.files = self.files, {}
+        known = self.files
+        self.files = {
+            path: known.get(path) or self._read(table, add) for path, add in added.items()
+        }
         for path, add in added.items():
-            file = known.get(path) or self._read(table, add)
+            file = self.files[path]
             file.mark(_none(file.rows), None)
             file.stats = add.get("stats") or ""
-            self.files[path] = file
         if any(add.get("deletionVector") for add in added.values()):
             for path, deleted in deleted_rows(table, self.files):
                 file = self.files[path]

@@ -25,6 +25,7 @@ from lockstep.sinks.delta.rows import only
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lockstep.sinks.delta.actions import TaggedVersion
     from lockstep.sinks.delta.lake import CommitInfo
     from lockstep.sinks.delta.table import Mirror
     from lockstep.sinks.delta.work import Work
@@ -40,7 +41,7 @@ class Contents(NamedTuple):
     """A mirror at a version: its rows, and its files as their add actions name them."""
 
     table_id: str
-    version: int
+    version: TaggedVersion
     rows: pa.Table
     files: Sequence[Mapping[str, Any]]
 
@@ -62,9 +63,9 @@ class Rewrites:
             rows = _applied(stored.rows, work)
             added = [small_file(files, rows)] if rows.num_rows else []
             actions = [*map(removal, stored.files), *added]
-            version = mirror.put(files, actions, "MERGE", commit)
+            mirror.put(files, actions, "MERGE", commit)
         adds = [each["add"] for each in added]
-        self._keep(mirror.path, Contents(stored.table_id, version, rows, adds))
+        self._keep(mirror.path, Contents(stored.table_id, mirror.tagged, rows, adds))
 
     def knows(self, mirror: Mirror) -> bool:
         """Return whether the rows of the mirror's version are in memory."""
@@ -74,13 +75,13 @@ class Rewrites:
         """Return what is stored, from memory if that is of the mirror's version."""
         if (known := self._known(mirror)) is not None:
             return known
-        table = mirror.table
+        table, version = mirror.table, mirror.tagged
         rows = lake.read(table, lake.arrow_schema(table).names)
-        return Contents(mirror.table_id, table.version(), rows, log.listed(table))
+        return Contents(mirror.table_id, version, rows, log.listed(table))
 
     def _known(self, mirror: Mirror) -> Contents | None:
         known = self._by_table.get(mirror.path)
-        return known if known and known[:2] == (mirror.table_id, mirror.version) else None
+        return known if known and known[:2] == (mirror.table_id, mirror.tagged) else None
 
     def _keep(self, path: str, contents: Contents) -> None:
         with self._lock:

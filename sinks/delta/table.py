@@ -14,7 +14,7 @@ from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableEr
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import actions as delta_actions
 from lockstep.sinks.delta import altering, buckets, evolve, features, keys, lake, layout, targets
-from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files
+from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files, TaggedVersion
 from lockstep.sinks.delta.columns import ColumnReader, wanted
 from lockstep.sinks.delta.keyless import dropped, old_rows
 from lockstep.sinks.delta.lake import CommitInfo, ConflictError
@@ -77,7 +77,6 @@ class OwnCommit(NamedTuple):
 
     version: int
     upto: int  # its transaction's version
-    tag: str | None  # of its file
 
 
 class Mirror:
@@ -88,6 +87,8 @@ class Mirror:
         self._table: DeltaTable | None = None
         # Our own newest commit, if `_table` has not loaded it.
         self._own: OwnCommit | None = None
+        # The version whose tag was asked for or written last.
+        self._tagged = TaggedVersion(-1, None)
         # A version, and our transaction's version at it: to ask the table takes 0.4 ms.
         self._known = (-1, 0)
         # The schema and key that the table was given last, if no one has changed it since.
@@ -111,6 +112,17 @@ class Mirror:
     def version(self) -> int:
         """The table's newest known version."""
         return self._own.version if self._own else self.loaded.version()
+
+    @property
+    def tagged(self) -> TaggedVersion:
+        """The newest known version, and its tag: the storage is asked for another's commit only."""
+        if self._tagged.number != self.version:
+            self._tagged = self._files.tagged(self.version)
+        return self._tagged
+
+    @property
+    def _files(self) -> Files:
+        return Files(self.path, self._keeper.storage)
 
     @property
     def is_loaded(self) -> bool:
@@ -177,10 +189,8 @@ class Mirror:
             if facts or lake.newest_transaction(table, self._keeper.app) is None:
                 self._check(facts)
             self._table = table
-        elif self._own is not None and self._own.tag is not None:
-            files = Files(self.path, self._keeper.storage)
-            if files.tag(delta_actions.log_name(self._own.version)) == self._own.tag:
-                return True
+        elif self._own is not None and self._files.has(self._tagged):
+            return True
         self._refresh()
         return True
 
@@ -196,6 +206,7 @@ class Mirror:
     def _update(self) -> None:
         """Load the newest version; raise StoreLostError if the table is missing or was restored."""
         table, own = self.loaded, self._own
+        self._expect_tagged()
         try:
             with lake.translated(self.path):
                 table.update_incremental()
@@ -204,15 +215,28 @@ class Mirror:
                 raise StoreLostError(f"the Delta table {self.path} is missing") from error
             raise
         if own is not None and table.version() < own.version:
-            raise StoreLostError(
-                f"the mirror {self.path} was restored to an older version",
-                tables=frozenset({self.name}),
-            )
+            raise self._replaced()
         if own is None or table.version() > own.version:
             self._ensured = self._schema = None
         else:
             self._known = own.version, own.upto
         self._own = None
+
+    def _expect_tagged(self) -> None:
+        """Raise StoreLostError if the log has another commit under a version's number."""
+        known = self._tagged
+        if known.tag is None:
+            return
+        there = self._files.tagged(known.number)
+        # A missing one may have been deleted as an old version.
+        if there.tag is not None and there != known:
+            raise self._replaced()
+
+    def _replaced(self) -> StoreLostError:
+        return StoreLostError(
+            f"the mirror {self.path} was replaced or restored to an older version",
+            tables=frozenset({self.name}),
+        )
 
     def _check(self, facts: Mapping[str, object]) -> None:
         """Raise if the table is not ours."""
@@ -448,7 +472,7 @@ class Mirror:
         version, about = self.version + 1, {"operation": operation}
         with lake.translated(self.path):
             tag = delta_actions.put_version(files, version, actions, about, commit)
-            self._own = OwnCommit(version, commit.upto, tag)
+            self._own, self._tagged = OwnCommit(version, commit.upto), TaggedVersion(version, tag)
             # Other commits may take the round number.
             if version // CHECKPOINT_EVERY > self.loaded.version() // CHECKPOINT_EVERY:
                 self.table.create_checkpoint()

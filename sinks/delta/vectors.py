@@ -97,13 +97,13 @@ class Vectors:
                 # halfway.
                 about = commit._replace(upto=None)
                 delta_actions.commit(files, mirror.table, enabling, "ADD FEATURE", about)
-            positions = self._positions(mirror, work)
+            positions = self._positions(mirror, files, work)
             writing = _Writing(mirror, positions, files, is_history=work.history)
             writing.apply(work, commit)
             _Tidying(writing, work.batch.rows.num_rows).commit(commit)
             self._limit(mirror.loaded.table_uri, positions)
 
-    def _positions(self, mirror: Mirror, work: Work) -> Positions:
+    def _positions(self, mirror: Mirror, files: Files, work: Work) -> Positions:
         uri, identity = mirror.loaded.table_uri, Identity(work.key, work.history, work.dropped)
         known = mirror.table_id, identity
         # Another table's thread may forget this one meanwhile.
@@ -112,8 +112,9 @@ class Vectors:
             positions = Positions(identity)
         self._by_table[uri] = known, positions
         as_text = bool(work.key) and delta_keys.needs_text(work.batch.rows, work.key)
-        if not positions.are_at(mirror.version, as_text=as_text):
-            positions.follow(mirror.table, as_text=as_text)
+        if not positions.are_at(mirror.tagged, as_text=as_text):
+            table = mirror.table
+            positions.follow(table, mirror.tagged, files, as_text=as_text)
         return positions
 
     def _limit(self, uri: str, positions: Positions) -> None:
@@ -163,7 +164,8 @@ class _Writing:
     def commit(self, actions: Sequence[Action], operation: str, commit: CommitInfo) -> None:
         """Commit actions; then the positions are those of their version."""
         features.expect_ours(self.table)
-        self.positions.version = self._mirror.put(self._files, actions, operation, commit)
+        self._mirror.put(self._files, actions, operation, commit)
+        self.positions.version = self._mirror.tagged
 
     def written(self, rows: pa.Table) -> DataFile:
         """Write rows to a file; return its description."""

@@ -364,6 +364,58 @@ def test_a_missing_or_older_mirror_is_a_lost_store(lake: Lake) -> None:
         apply(sink, 3, users(3, 1))
 
 
+def replaced(path: Path, by: Path) -> None:
+    """Put a copy of a lake in its place."""
+    shutil.rmtree(path)
+    shutil.copytree(by, path)
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_a_lake_that_is_restored_under_an_open_process_gets_its_changes_again(
+    lake: Lake, tmp_path_factory: pytest.TempPathFactory, applier: str
+) -> None:
+    """None of them is stale for a row that only the versions since the copy had."""
+    sink, kept = lake.sink(applier=applier), tmp_path_factory.mktemp("kept") / "lake"
+    apply(sink, 2, users(1, 1, 2), users(2, 3))
+    shutil.copytree(lake.path, kept)
+    cuts = {3: users(3, 2, 4), 4: users(4, 4, 5), 5: users(5, 1)}
+    for seq, cut in cuts.items():
+        apply(sink, seq, cut)
+    expected = lake.ids()
+    replaced(lake.path, kept)
+    state = sink.open()
+    assert state is not None
+    assert state.applied.seq == 2
+    for seq, cut in cuts.items():
+        apply(sink, seq, cut)
+    assert lake.ids() == expected == {1: 5, 2: 3, 3: 2, 4: 4, 5: 4}
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_a_version_of_a_restored_lake_is_not_the_one_of_the_same_number(
+    lake: Lake, tmp_path_factory: pytest.TempPathFactory, applier: str, *, reopened: bool
+) -> None:
+    """Another copy of the follower has written as many versions, with other cuts."""
+    sink, kept = lake.sink(applier=applier), tmp_path_factory.mktemp("kept") / "lake"
+    apply(sink, 1, users(1, 1, 2))
+    shutil.copytree(lake.path, kept)
+    apply(sink, 4, users(2, 1), users(3, 3), users(4, 4))
+    version = lake.table().version()
+    replaced(lake.path, kept)
+    other = lake.sink(applier=applier)
+    apply(other, 3, users(2, 1), users(3, 3))
+    while lake.table().version() < version:
+        lake.table().alter.set_table_properties({"delta.appendOnly": "false"})
+    assert lake.table().version() == version
+    if not reopened and applier != "delta-rs":
+        with pytest.raises(StoreLostError, match="users was replaced or restored"):
+            apply(sink, 5, users(4, 4), users(5, 2))
+    sink.open()
+    apply(sink, 5, users(4, 4), users(5, 2))
+    assert lake.ids() == {1: 2, 2: 5, 3: 3, 4: 4}
+
+
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_a_column_whose_name_only_changes_its_case_is_the_same_one(
     lake: Lake, applier: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.conformance.store import VALUES, applied
+from lockstep.conformance.store import VALUES, apply
 from lockstep.sinks.contract import Change, Changes, Version
 from lockstep.sinks.delta import layout, log, positions, vectors
 from lockstep.sinks.delta.keys import hashes
@@ -30,6 +31,7 @@ from tests.property.test_delta_stats import read
 HOWS = ("delta-rs", "vectors")
 LOOSE = Version(6, "public", "loose", "shop.public.loose", (), BIG, VALUES)
 Row = dict[str, Any]
+Cut = tuple[int, Changes]  # with its last seq
 
 
 def opened(path: Path, how: str, history: frozenset[str]) -> DeltaSink:
@@ -121,13 +123,33 @@ def optimize(path: Path) -> None:
     table.optimize.compact()
 
 
+class Kept:
+    """A copy of a lake, which takes its place once."""
+
+    def __init__(self, lake: Path, copy: Path) -> None:
+        self.lake, self.copy, self.cuts = lake, copy, 0
+
+    def copy_or_restore(self, sink: DeltaSink, cuts: list[Cut]) -> None:
+        """Copy the lake after these cuts; if that was done, restore it, and apply those since."""
+        if not self.cuts:
+            shutil.copytree(self.lake, self.copy)
+            self.cuts = len(cuts)
+            return
+        shutil.rmtree(self.lake)
+        self.copy.rename(self.lake)
+        sink.open()
+        for each in cuts[self.cuts :]:
+            apply(sink, *each)
+        self.cuts = 0
+
+
 # The other kinds of keys are in the sample of test_delta_appliers.
 @pytest.mark.long("keys of other kinds", sample=["loose", "pair", "odd"])
 @pytest.mark.parametrize("table", ["loose", *TABLES])
 def test_by_positions_as_by_merges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    """A wider version, restarts, compaction by others, and files joined after each batch."""
+    """A wider version, restarts, compaction by others, a restored lake, files that are joined."""
     monkeypatch.setattr(vectors, "FILES_OF_A_SIZE", 3)
     version = TABLES.get(table, LOOSE)
     history = frozenset({version.name}) if version.key else frozenset()
@@ -135,10 +157,13 @@ def test_by_positions_as_by_merges(
     for seed in range(first, first + examples(2)):
         path, rows = tmp_path / str(seed), Rows(Random(seed), version)
         sinks = {how: opened(path, how, history) for how in HOWS}
+        cuts = list[Cut]()
+        kept = {how: Kept(path / how, path / f"{how} kept") for how in HOWS}
         for turn in range(10):
             if turn == 5:
                 rows.version = version._replace(schema_id=16, columns=WIDER)
             cut = rows.cut()
+            cuts.append((rows.seq, cut))
             for how in HOWS:
                 what = rows.chance.random()
                 if what < 0.2:
@@ -146,9 +171,9 @@ def test_by_positions_as_by_merges(
                     sinks[how] = opened(path, how, history)
                 elif what < 0.4 and turn:
                     optimize(path / how / f"public.{version.table}")
-                sinks[how].begin(rows.seq, [rows.version])
-                sinks[how].write(cut)
-                sinks[how].commit(applied(rows.seq))
+                elif what < 0.8 and turn:
+                    kept[how].copy_or_restore(sinks[how], cuts[:turn])
+                apply(sinks[how], *cuts[turn])
             one, other = (
                 without_seqs(seen(str(path / how), version.table), version) for how in HOWS
             )
