@@ -25,7 +25,13 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from cdc.errors import StoreLostError, SwitchedError
 from lockstep.sinks.contract import expect_alone
 from lockstep.sinks.delta import features, lake, layout
-from lockstep.sinks.delta.actions import CHECKPOINT_EVERY, Files, log_name, put_version
+from lockstep.sinks.delta.actions import (
+    CHECKPOINT_EVERY,
+    Files,
+    TaggedVersion,
+    log_name,
+    put_version,
+)
 from lockstep.sinks.delta.frontier_rows import (
     ARROW,
     NAME,
@@ -85,8 +91,7 @@ class FrontierTable:
         self.reached = 0
         self.generation = 1
         self.tidied = 0.0  # when the last upkeep ran, or the table was created
-        # The version of our last commit, and the tag of its file: another table's has another.
-        self._own: tuple[int, str | None] | None = None
+        self._own: TaggedVersion | None = None  # our last commit
         self._loaded: DeltaTable | None = None  # it may lack our commits since
         self._small_files = 0
 
@@ -342,7 +347,7 @@ class FrontierTable:
     def table(self) -> DeltaTable:
         """The table, with our commits; available after `find` or `open`."""
         assert self._loaded is not None, "it was opened"
-        if self._own is not None and self._own[0] > self._loaded.version():
+        if self._own is not None and self._own.number > self._loaded.version():
             with lake.translated(self._path):
                 self._loaded.update_incremental()
         return self._loaded
@@ -355,7 +360,8 @@ class FrontierTable:
         table = lake.opened(self._path, self._storage)
         if table is None or table.metadata().id != known:
             raise StoreLostError(f"{self._path} is not the table that was opened")
-        if table.version() != version:  # another process has written to it
+        is_other = self._own is not None and not self._files.has(self._own)
+        if is_other or table.version() != version:  # it was restored, or another process wrote
             self._full = self.newest = None
         current = lake.newest_transaction(table, _GENERATION) or 1
         if current != generation:
@@ -366,15 +372,14 @@ class FrontierTable:
     def _version(self) -> int:
         """The newest version that we have read or written."""
         assert self._loaded is not None, "it was opened"
-        return self._own[0] if self._own else self._loaded.version()
+        return self._own.number if self._own else self._loaded.version()
 
     def _is_newest(self) -> bool:
         """Return whether our last commit is the table's newest, and still there."""
-        version, tag = self._own or (0, None)
         return (
-            tag is not None
-            and self._files.tag(log_name(version)) == tag
-            and self._files.tag(log_name(version + 1)) is None
+            self._own is not None
+            and self._files.has(self._own)
+            and self._files.tag(log_name(self._own.number + 1)) is None
         )
 
     @cached_property
@@ -415,7 +420,7 @@ class FrontierTable:
         by = lake.CommitInfo("", None, self._owner)
         with lake.translated(self._path):
             tag = put_version(self._files, version, actions, _WRITE, by)
-            self._own = version, tag
+            self._own = TaggedVersion(version, tag)
             # Other commits may take the round number.
             if version // CHECKPOINT_EVERY > table.version() // CHECKPOINT_EVERY:
                 self.table.create_checkpoint()

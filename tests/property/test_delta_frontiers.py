@@ -216,6 +216,25 @@ def test_a_reader_notices_a_table_that_was_deleted_or_replaced(tmp_path: Path) -
     assert tail.newest() is None
 
 
+def test_a_writer_notices_a_restored_table_with_as_many_commits(tmp_path: Path) -> None:
+    """A row has what the table has, not what the writer knows of versions that are lost."""
+    path, kept = tmp_path / "lake", tmp_path / "kept"
+    slow, other = Model(path, Random(1)).copies
+    assert slow.commit(applied(1), {"public.a": 1, "public.b": 1, "public.c": 1})
+    shutil.copytree(path, kept)
+    assert slow.commit(applied(2), {"public.a": 1, "public.b": 1, "public.c": 2})
+    shutil.rmtree(path)
+    shutil.copytree(kept, path)
+    other.open(1)
+    assert other.commit(applied(2), {"public.a": 2, "public.b": 1, "public.c": 1})
+    slow.begin(3)
+    assert slow.newest == other.newest
+    assert slow.commit(applied(3), {"public.a": 2, "public.b": 3, "public.c": 1})
+    newest = FrontierTail(str(path), {}).newest()
+    assert newest is not None
+    assert newest.versions == {"public.a": 2, "public.b": 3, "public.c": 1}
+
+
 def test_a_table_of_full_rows_only_is_continued(tmp_path: Path) -> None:
     """As an older release wrote it, without the columns of partial rows."""
     old = FrontierTable(str(tmp_path), {}, {"pipeline": "shop", "follower": "lake"})
