@@ -77,12 +77,14 @@ class FrontierTail:
         table = self.table()
         if table is None:
             return
-        self._files = Files(self._path, self._storage)
-        self.version = table.version()
-        self._tag = self._files.tag(log_name(self.version))
+        files = Files(self._path, self._storage)
+        read = files.tagged(table.version())
         found = frontier_rows.as_of(table, None, None)
         if found is not None:
             self._add(found)
+        # Last: after an error the next look loads the table.
+        self._files = files
+        self.version, self._tag = read
 
     def _has_followed(self) -> bool:
         """Read what was appended since the last look; return False if that is not all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc.errors import SwitchedError
+from cdc.errors import SwitchedError, UnavailableError
 from cdc.events import LSN
 from lockstep.conformance.store import applied
 from lockstep.sinks.contract import Applied
@@ -153,7 +154,7 @@ def test_partial_rows_read_as_the_full_rows_that_they_replace(
 def test_a_reader_of_the_commits_finds_the_newest_row_and_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever was committed since its last look."""
+    """Whatever was committed since its last look, and where one has failed."""
     monkeypatch.setattr(delta_frontiers, "PARTIAL_ROWS", 5)
     for seed in range(first_seed(), first_seed() + ROUNDS):
         with TemporaryDirectory() as lake:
@@ -162,9 +163,22 @@ def test_a_reader_of_the_commits_finds_the_newest_row_and_any_other(
             often, seldom = FrontierTail(lake, {}), FrontierTail(lake, {})
             for _ in range(STEPS):
                 model.step()
+                if model.chance.random() < 0.3:
+                    _fail_to_load(often)
                 _check_tail(model, often)
                 if model.chance.random() < 0.2:
                     _check_tail(model, seldom)
+
+
+def _fail_to_load(tail: FrontierTail) -> None:
+    """Look while the storage is away, if the table is to be loaded."""
+
+    def away(*_: object) -> None:
+        raise UnavailableError("the storage is away", hint="")
+
+    with pytest.MonkeyPatch.context() as patched, suppress(UnavailableError):
+        patched.setattr(frontier_rows, "as_of", away)
+        tail.newest()
 
 
 def _check_tail(model: Model, tail: FrontierTail) -> None:
