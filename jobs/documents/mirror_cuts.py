@@ -65,7 +65,8 @@ class MirrorCuts:
         self._documents, self._mirror = follower.documents, follower.mirror
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
-        self._files, self._opened = StoredFiles(), OpenedTables(self._storage)
+        self._files = StoredFiles(storage=self._storage)
+        self._opened = OpenedTables(self._storage)
         self._frontiers = FrontierTail(self._root, self._storage)
         self._found: tuple[Applied, Mapping[str, Version]] | None = None
         # What was asked when nothing was new, and the newest row then.

@@ -5,7 +5,7 @@ and so is an index of a file's column (`sinks.delta.column_index`); which rows a
 log. So a cut of a large table costs what it looks at, not what the files have. What does not fit is
 read again each time, and by values nothing is found of a table that does not fit.
 
-The files of a table's two newest versions are known, because a cut reads both.
+Of a table the files of the two versions that were used last are known, because a cut reads both.
 
 Of tables whose files are what readers see (`can_read`): no mapped columns, no partitions.
 """
@@ -16,22 +16,30 @@ from bisect import bisect_right
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lockstep.sinks.delta import column_index, lake, log, roaring
+from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.columns import one_chunk
 from lockstep.sinks.delta.layout import CURRENT, DELETED, EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from deltalake import DeltaTable
 
+    from lockstep.sinks.delta.actions import TaggedVersion
+
 # In bytes, of all tables of a follower: some 15 million rows of four columns.
 MOST_BYTES: Final = 512 << 20
+# A cut has two versions of a table.
+_VERSIONS: Final = 2
+# A table that did not fit is tried again at this fraction of its size: a try reads what fits.
+_SMALLER: Final = 0.75
 
 # A table's name and a file's path, and what is kept of the file.
 _Place = tuple[str, str]
@@ -129,41 +137,83 @@ class _File(NamedTuple):
     footer: _Footer
 
 
+class _Listed(NamedTuple):
+    """The files of a table's version."""
+
+    table: DeltaTable  # that was last used at this version
+    version: TaggedVersion
+    files: log.Added
+
+
 class StoredFiles:
     """The files of a lake's tables, for one reader."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self.bytes = most_bytes, 0
+    def __init__(
+        self, most_bytes: int = MOST_BYTES, storage: Mapping[str, str] | None = None
+    ) -> None:
+        self._most, self._storage, self.bytes = most_bytes, storage or {}, 0
         # By file: columns of a row group, by its number and their names, and indexes of a column.
         self.kept = dict[_Place, dict[_Part, pa.Array | pa.RecordBatch]]()
-        # Of each table the two newest versions that were asked for, and their files.
-        self._versions = dict[str, dict[int, log.Added]]()
+        # Of each table its versions, in the order of use.
+        self._versions = dict[str, dict[int, _Listed]]()
         self._footers = dict[_Place, _Footer]()
         # By file: the two deletion vectors that were decoded last.
         self._deleted: dict[_Place, list[tuple[Mapping[str, Any], pa.Array]]] = {}
-        self._too_large = set[str]()
+        # The tables that do not fit, and the size of their files then, in bytes.
+        self._too_large = dict[str, int]()
 
     def follow(self, table: DeltaTable) -> log.Added:
-        """Return the add action of each file at the table's version; forget files of older ones."""
-        name, version = _name(table), table.version()
-        known = self._versions.setdefault(name, {})
-        if version in known:
-            return known[version]
-        before = max((each for each in known if each < version), default=None)
-        since = log.since(table, before) if before is not None else None
-        if before is None or since is None:
-            found = log.added(table)
+        """Return the add action of each file at the table's version.
+
+        Forget files that only versions used before the last two have.
+        """
+        name, number = _name(table), table.version()
+        known = self._versions.get(name, {})
+        if number in known and known[number].table is table:
+            known[number] = known.pop(number)
         else:
-            added, removed = since
-            found = {
-                path: add for path, add in known[before].items() if path not in removed
-            } | added
-        known[version] = found
-        for old in sorted(known)[:-2]:
-            for path in known.pop(old):
-                if not self._is_current(name, path):
-                    self._forget((name, path))
-        return found
+            self._use(name, self._listed(table, known))
+        return self._versions[name][number].files
+
+    def _listed(self, table: DeltaTable, known: Mapping[int, _Listed]) -> _Listed:
+        """Return the table's version, from those that are known if the log still has them.
+
+        The commit of a known number is another one after the table was restored.
+        """
+        uri = table.table_uri
+        there = Files(unquote(uri) if uri.startswith(log.LOCAL) else uri, self._storage)
+        version = there.tagged(table.version())
+        same = known.get(version.number)
+        if same is not None and version.tag is not None and same.version == version:
+            return same._replace(table=table)
+        before = max((each for each in known if each < version.number), default=None)
+        if before is not None and there.has(known[before].version):
+            since = log.since(table, before)
+            if since is not None:
+                added, removed = since
+                files = known[before].files.items()
+                kept = {path: add for path, add in files if path not in removed}
+                return _Listed(table, version, kept | added)
+        return _Listed(table, version, log.added(table))
+
+    def _use(self, name: str, listed: _Listed) -> None:
+        """Know a version as the one that was used last."""
+        uri = listed.table.table_uri
+        at_uri = [each for each in self._versions if each.rpartition(" ")[0] == uri]
+        for replaced in (each for each in at_uri if each != name):
+            self._too_large.pop(replaced, None)
+            self._forget_files(replaced, self._versions.pop(replaced).values())
+        known, number = self._versions.setdefault(name, {}), listed.version.number
+        dropped = [known.pop(number)] if number in known else []
+        known[number] = listed
+        while len(known) > _VERSIONS:
+            dropped.append(known.pop(next(iter(known))))
+        self._forget_files(name, dropped)
+
+    def _forget_files(self, name: str, dropped: Iterable[_Listed]) -> None:
+        for path in {path for each in dropped for path in each.files}:
+            if not self._is_current(name, path):
+                self._forget((name, path))
 
     def find(
         self, table: DeltaTable, schema: pa.Schema, tests: Mapping[str, pa.Array]
@@ -176,7 +226,10 @@ class StoredFiles:
         name, parts = _name(table), [schema.empty_table()]
         marks = [each.name for each in table.schema().fields if each.name in {CURRENT, DELETED}]
         of_columns = [lake.arrow_schema(table, [each, *marks]) for each in tests]
-        for path in self.follow(table):
+        files = self.follow(table)
+        if name in self._too_large and _size(files) <= self._too_large[name] * _SMALLER:
+            del self._too_large[name]
+        for path in files:
             if name in self._too_large:
                 return None
             indexes = [self._index(table, path, of_column) for of_column in of_columns]
@@ -255,7 +308,7 @@ class StoredFiles:
         return pc.invert(column_index.contains(deleted, numbers))
 
     def keep(self, place: _Place, part: _Part, values: pa.Array | pa.RecordBatch) -> None:
-        """Keep what was read of a file that one of the newest versions has, if it fits."""
+        """Keep what was read of a file that one of the versions has, if it fits."""
         before = self.kept.get(place, {}).pop(part, None)
         self.bytes -= before.nbytes if before is not None else 0
         if not self._is_current(*place):
@@ -271,18 +324,19 @@ class StoredFiles:
     def _forget_older(self) -> None:
         """Keep nothing of files that only the older of two versions has."""
         for name, versions in self._versions.items():
-            for path in {*versions[min(versions)]} - {*versions[max(versions)]}:
+            for path in {*versions[min(versions)].files} - {*versions[max(versions)].files}:
                 self._drop((name, path))
 
     def _refuse(self, table: str) -> None:
-        """Find no more rows of a table by values, because it does not fit; give up its room."""
+        """Find no rows of a table by values until it is smaller, and give up its room."""
         if table not in self._too_large:
-            self._too_large.add(table)
+            (*_, last) = self._versions[table].values()
+            self._too_large[table] = _size(last.files)
             for place in [each for each in self.kept if each[0] == table]:
                 self._drop(place)
 
     def _is_current(self, table: str, path: str) -> bool:
-        return any(path in files for files in self._versions.get(table, {}).values())
+        return any(path in each.files for each in self._versions.get(table, {}).values())
 
     def _drop(self, place: _Place) -> None:
         self.bytes -= sum(each.nbytes for each in self.kept.pop(place, {}).values())
@@ -300,6 +354,10 @@ def live_rows(rows: pa.Table) -> pa.Table:
     if DELETED in rows.column_names:
         return rows.filter(pc.invert(pc.fill_null(rows[DELETED], fill_value=False)))
     return rows
+
+
+def _size(files: log.Added) -> int:
+    return sum(each["size"] for each in files.values())
 
 
 def _name(table: DeltaTable) -> str:
