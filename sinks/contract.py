@@ -219,10 +219,15 @@ class StoreState(NamedTuple):
     so rows may exist up to that seq. The next cut must reach it; before that, the store is at no
     frontier. If that was its first cut, `applied` is the beginning, with the pipeline "" in a store
     that does not know it.
+
+    `replaces`: a cut above the applied frontier was started that is no difference from it (`begin`
+    without `above`), so the next cut can't be one either. A store that writes nothing of a cut
+    before its commit need not report it.
     """
 
     applied: Applied
     reached: int
+    replaces: bool = False
 
 
 class ShadowBuild(NamedTuple):
@@ -284,7 +289,7 @@ class Sink(Protocol):
         A higher seq that another copy recorded stays. `above` is for changes that are computed as
         the difference from the state at that seq, and are valid only for a store in that state:
         raises OvertakenError if the store is not at `above`, or another copy has started another
-        cut.
+        cut, or one that is no difference.
         """
         ...
 
@@ -512,9 +517,14 @@ def expect_tables(
         )
 
 
-def expect_alone(above: int, reached: int, *, applied: int, started: int) -> None:
-    """Raise OvertakenError if a cut from `above` to `reached` conflicts with another copy's."""
-    if applied != above or (started > above and started != reached):
+def expect_alone(
+    above: int, reached: int, *, applied: int, started: int, replacing: int = 0
+) -> None:
+    """Raise OvertakenError if a cut from `above` to `reached` conflicts with another copy's.
+
+    `replacing`: the newest seq up to which a cut was started that is no difference.
+    """
+    if applied != above or (started > above and started != reached) or replacing > above:
         raise OvertakenError(
             f"another copy of the follower is at another cut: from seq {applied} to {started}"
         )

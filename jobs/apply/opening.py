@@ -138,7 +138,7 @@ def _open(run: FollowerRun, sink: Sink) -> StoreState:
         return state
     generation = run.applied.generation if run.is_shadow and run.applied else sink.current() or 1
     beginning = Applied.beginning(run.config.pipeline, generation)
-    return StoreState(beginning, state.reached if state else 0)
+    return StoreState(beginning, 0) if state is None else state._replace(applied=beginning)
 
 
 def _expect_reported(reported: FollowerRecord | None, at: Applied) -> None:

@@ -87,9 +87,8 @@ class MirrorCuts:
         them at either end.
         """
         newest = self._frontiers.newest()
-        applied, reached = state or (None, 0)
-        if applied is not None and not applied.seq:
-            applied = None
+        applied = state.applied if state and state.applied.seq else None
+        reached = state.reached if state else 0
         if not self._frontiers.exists:
             if applied is not None:
                 raise self._missing(applied)

@@ -293,7 +293,7 @@ class Rebuild:
         """
         with closing(self._sink.at(number)) as sink:
             state = sink.open()
-        seen, reached = state or (None, 0)
+        seen, reached = (state.applied, state.reached) if state else (None, 0)
         if seen is None or not seen.pipeline:
             seen = Applied.beginning(built.pipeline, number)
         is_torn = reached > seen.seq or (seen.seq, seen.lsn) < (built.seq, built.lsn)

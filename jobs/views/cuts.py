@@ -29,7 +29,7 @@ from lockstep.jobs.views.definitions import DEFINITIONS, Definition
 from lockstep.jobs.views.plans import ViewPlan, plan
 from lockstep.jobs.views.states import TableStates
 from lockstep.jobs.views.value_errors import no_answer
-from lockstep.sinks.contract import Changes
+from lockstep.sinks.contract import Applied, Changes, StoreState
 from lockstep.sinks.delta import layout
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from lockstep.jobs.views.computing import Build
     from lockstep.jobs.views.costs import Decision
-    from lockstep.sinks.contract import Applied, StoreState, Version
+    from lockstep.sinks.contract import Version
 
 
 class _Unanswered(NamedTuple):
@@ -93,17 +93,23 @@ class ViewCuts(MirrorCuts):
         """Return the next cut; it raises NoAnswerError until there is one that may have answers.
 
         An interrupted cut without an answer is not repeated: what the store has of it is replaced,
-        as are all views, at a later frontier.
+        as are all views, at a later frontier. A cut that replaces is repeated as one that does,
+        because the store may still have rows of the cut before it.
         """
         applied, reached = (state.applied.seq, state.reached) if state else (0, 0)
         last = self._unanswered
-        if last is None or applied >= last.seq:  # another copy may have passed it
-            return super().cut(state, through, most_events)
-        replaces = applied < reached <= last.seq
-        found = super().cut(None if replaces else state, through, most_events)
-        if found is None or found.after.applied.seq <= last.seq:
+        if last is not None and applied >= last.seq:  # another copy may have passed it
+            last = None
+        has_no_answer = last is not None and applied < reached <= last.seq
+        replaces = has_no_answer or (state is not None and state.replaces)
+        if has_no_answer:
+            state = None
+        elif replaces and state is not None:
+            state = StoreState(Applied.beginning("", state.applied.generation), reached)
+        found = super().cut(state, through, most_events)
+        if last is not None and (found is None or found.after.applied.seq <= last.seq):
             raise last.error
-        return found._replace(replaces=replaces)
+        return found and found._replace(replaces=replaces)
 
     def plans(self, applied: Applied) -> list[ViewPlan]:
         """Return the plans of the views, for the table versions in force at a frontier."""

@@ -49,6 +49,7 @@ class Memory:
     tables: dict[str, MemoryTable] = field(default_factory=dict)
     applied: Applied | None = None
     reached: int = 0
+    replacing: int = 0  # the newest `reached` of a cut that is no difference
     generation: int = 1
     build: object = field(default_factory=object)
     lost: bool = False
@@ -94,7 +95,8 @@ class MemorySink:
         if store.applied is None and not store.reached:
             return None
         nothing = Applied.beginning("", store.generation)
-        return StoreState(store.applied or nothing, store.reached)
+        applied = store.applied or nothing
+        return StoreState(applied, store.reached, store.replacing > applied.seq)
 
     def start_over(self, generation: int) -> None:
         STORES[self._name] = Memory(generation=generation)
@@ -104,9 +106,16 @@ class MemorySink:
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         store = self._store
-        if above is not None:
-            applied_seq = store.applied.seq if store.applied else 0
-            expect_alone(above, reached, applied=applied_seq, started=store.reached)
+        if above is None:
+            store.replacing = max(store.replacing, reached)
+        else:
+            expect_alone(
+                above,
+                reached,
+                applied=store.applied.seq if store.applied else 0,
+                started=store.reached,
+                replacing=store.replacing,
+            )
         for version in versions:
             store.tables.setdefault(version.name, MemoryTable())
         store.reached = max(store.reached, reached)
@@ -163,6 +172,7 @@ class MemorySink:
             rebuilt = {name: new.tables[name] for name in new.only & new.tables.keys()}
             new.tables = old.tables | rebuilt
             new.reached = max(old.reached, new.reached, old.applied.seq, new.applied.seq)
+            new.replacing = max(old.replacing, new.replacing)
             new.applied = min(old.applied, new.applied, key=lambda each: (each.seq, each.lsn))
             new.applied = new.applied._replace(generation=generation)
             new.only = None

@@ -211,6 +211,26 @@ def test_a_cut_above_a_frontier_is_refused_at_another(store: StoreUnderTest) -> 
         other.begin(5, [USERS], above=3)
 
 
+def test_a_cut_that_is_no_difference_is_followed_by_no_difference(store: StoreUnderTest) -> None:
+    """What was written before it is deleted by it only; a store without its rows may deny it."""
+    with opened(store) as (one, _):
+        one.begin(3, [USERS], above=0)
+        one.commit(applied(3))
+        one.begin(5, [USERS])
+    with opened(store) as (other, state):
+        assert state is not None
+        assert state.replaces or not other.parallel
+        if state.replaces:
+            with pytest.raises(OvertakenError, match="another cut"):
+                other.begin(5, [USERS], above=3)
+        other.begin(6, [USERS])
+        other.commit(applied(6))
+    with opened(store) as (other, state):
+        assert state is not None
+        assert not state.replaces
+        other.begin(7, [USERS], above=6)
+
+
 def test_a_lost_store_raises_and_can_start_over(store: StoreUnderTest) -> None:
     """Both `open` and a running writer raise it; the copy that was replaced stays locked out."""
     with opened(store) as (old, _):

@@ -61,6 +61,7 @@ def _share(old: Build, new: Build, generation: int) -> None:
         new.tables[name] = old.tables.pop(name)
     frontiers = [build.applied for build in (old, new) if build.applied is not None]
     new.reached = max(old.reached, new.reached, *(applied["seq"] for applied in frontiers), 0)
+    new.replacing = max(old.replacing, new.replacing)
     # If either part has applied nothing, the result starts at the log's beginning.
     older = min(frontiers, key=_seq) if len(frontiers) == 2 else None  # noqa: PLR2004 - both
     new.applied = older and {**older, "generation": generation}

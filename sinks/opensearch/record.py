@@ -96,6 +96,7 @@ class Build(msgspec.Struct):
 
     token: str  # distinguishes it from another of the same number, after a loss
     reached: int = 0
+    replacing: int = 0  # the newest `reached` of a cut that is no difference from its frontier
     applied: dict[str, Any] | None = None
     tables: dict[str, TableIndices] = {}
     letters: int = 0  # how many documents were refused; shows other copies that there are new ones

@@ -123,7 +123,7 @@ class OpenSearchSink:
             return None
         nothing = Applied.beginning(self.options.pipeline, generation)
         applied = Applied.from_fields(build.applied) if build.applied else nothing
-        return StoreState(applied, build.reached)
+        return StoreState(applied, build.reached, build.replacing > applied.seq)
 
     def start_over(self, generation: int) -> None:
         self._records.prepare()
@@ -141,12 +141,19 @@ class OpenSearchSink:
 
         def raise_reached(record: IndexRecord) -> bool:
             build = self._records.own_build(record)
-            if above is not None:
-                applied_seq = build.applied["seq"] if build.applied else 0
-                expect_alone(above, reached, applied=applied_seq, started=build.reached)
-            risen = reached > build.reached
+            before = build.reached, build.replacing
+            if above is None:
+                build.replacing = max(reached, build.replacing)
+            else:
+                expect_alone(
+                    above,
+                    reached,
+                    applied=build.applied["seq"] if build.applied else 0,
+                    started=build.reached,
+                    replacing=build.replacing,
+                )
             build.reached = max(reached, build.reached)
-            return risen
+            return (build.reached, build.replacing) != before
 
         self._records.change(raise_reached)
         if time.monotonic() > self._checked + CHECK_SECONDS:

@@ -127,6 +127,7 @@ def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[byt
     frontiers = generations_of(fields)
     applied, before = frontiers[new], frontiers[old]
     reached = int(fields.get(b"%d:reached" % new, b"0"), 16)
+    replacing = int(fields.get(b"%d:replacing" % new, b"0"), 16)
     builds, floors = builds_of(fields, new), list[bytes]()
     assert applied is not None
     if not complete:
@@ -135,6 +136,7 @@ def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[byt
             floors += [field, max(floor, fields.get(field, b""))]
         builds = builds_of(fields, old) | builds
         reached = max(reached, int(fields.get(b"%d:reached" % old, b"0"), 16))
+        replacing = max(replacing, int(fields.get(b"%d:replacing" % old, b"0"), 16))
         if before is not None and sortable(before) < sortable(applied):
             applied = before._replace(generation=applied.generation)
     return [
@@ -143,6 +145,7 @@ def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[byt
         *(b"%d:applied" % new, frontier_as_json(applied)),
         *(b"%d:stand" % new, sortable(applied)),
         *(b"%d:reached" % new, b"%016x" % reached),
+        *(b"%d:replacing" % new, b"%016x" % replacing),
         *(b"seq", b"%d" % applied.seq),
         *(b"lsn", str(applied.lsn).encode()),
         *(b"committed_at_us", b"%d" % applied.committed_at_us),

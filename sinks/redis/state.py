@@ -3,11 +3,12 @@
 A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applied frontier, and
 `applying`, which is empty unless rows with a later seq may exist. For us, by generation `1:…`:
 `token` (a new one for each generation that starts, so that no copy continues in other data),
-`builds`, `stand` (the frontier) and `applied`, `reached`; and by build and table `layout:`, `key:`
-(empty while unknown), `floor:`, and `buckets:`, a bitmap of those that may have an index. `current`
-is the generation, and during a switch the old and the new one: `1>2`, then `1>2+`; `step` counts
-these steps. `sentinel` is the token of a cluster's sentinels, which also have the step, so that
-each slot rejects old writers.
+`builds`, `stand` (the frontier) and `applied`, `reached`, `replacing` (the newest `reached` of a
+cut that is no difference from the frontier); and by build and table `layout:`, `key:` (empty while
+unknown), `floor:`, and `buckets:`, a bitmap of those that may have an index. `current` is the
+generation, and during a switch the old and the new one: `1>2`, then `1>2+`; `step` counts these
+steps. `sentinel` is the token of a cluster's sentinels, which also have the step, so that each slot
+rejects old writers.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def state_of(fields: Fields, generation: int) -> GenerationState:
     mark = b"%d:" % generation
     applied = fields.get(mark + b"applied")
     reached = int(fields.get(mark + b"reached", b"0"), 16)
+    replacing = int(fields.get(mark + b"replacing", b"0"), 16)
     return GenerationState(
         generation,
         fields[mark + b"token"],
@@ -99,7 +101,7 @@ def state_of(fields: Fields, generation: int) -> GenerationState:
         builds_of(fields, generation),
         builds_of(fields, int(fields[b"generation"])),
         fields.get(mark + b"stand", b""),
-        _stored_state(applied, reached, generation),
+        _stored_state(applied, reached, replacing, generation),
     )
 
 
@@ -182,11 +184,13 @@ def frontier_as_json(applied: Applied) -> bytes:
     return msgspec.json.encode(applied._replace(lsn=int(applied.lsn), ends=ends)._asdict())  # type: ignore[arg-type]
 
 
-def _stored_state(applied: bytes | None, reached: int, generation: int) -> StoreState | None:
-    if applied is None and not reached:
+def _stored_state(
+    stored: bytes | None, reached: int, replacing: int, generation: int
+) -> StoreState | None:
+    if stored is None and not reached:
         return None
-    nothing = Applied.beginning("", generation)
-    return StoreState(nothing if applied is None else _frontier(applied), reached)
+    applied = Applied.beginning("", generation) if stored is None else _frontier(stored)
+    return StoreState(applied, reached, replacing > applied.seq)
 
 
 def _frontier(stored: bytes) -> Applied:

@@ -137,7 +137,9 @@ class Shop:
             cut = self.follower.cut(self.sink.open())
             assert cut is not None
             applied = cut.after.applied
-            self.sink.begin(applied.seq, [each.version for each in self.follower.kinds(applied)])
+            versions = [each.version for each in self.follower.kinds(applied)]
+            above = cut.before.applied.seq if cut.before else 0
+            self.sink.begin(applied.seq, versions, above)
             for changes in self.follower.changes(cut):
                 some = [each for each in changes.changes if chosen.random() < 0.7]
                 self.sink.write(changes._replace(changes=some))
@@ -296,10 +298,11 @@ def test_executors_build_the_same_documents(
 
 
 @pytest.mark.long("half a minute each; two copies that meet are in the first tier")
+@pytest.mark.parametrize("restarts", [True, False], ids=["next-job", "same-job"])
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
-def test_documents_of_a_torn_cut_are_deleted_with_their_rows(shop: Shop) -> None:
+def test_documents_of_a_torn_cut_are_deleted_with_their_rows(shop: Shop, *, restarts: bool) -> None:
     """Also if the row is in neither of the frontiers between which the follower continues."""
-    chosen = Random(6)
+    chosen, shop.restarts = Random(6), restarts
     for step in range(10):
         for _ in range(2):
             changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}

@@ -17,7 +17,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
-from cdc.errors import ConfigError, Exit, UnavailableError
+from cdc.errors import ConfigError, Exit, NoAnswerError, UnavailableError
 from cdc.events import LSN
 from cdc.failpoints import VIEW_BUILD_NAMES
 from lockstep.jobs.reading_as_of import read_as_of_arrow
@@ -303,6 +303,50 @@ def test_tasks_write_to_opensearch_and_replace_what_is_there(
         stored = opensearch_store.rows_by("id", "views.v")
         assert shop.differences("v", [_own(row) for row in stored.values()]) == ""
     assert passed["views.v"] == 0
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same-job", "next-job"])
+def test_a_replacing_cut_that_is_interrupted_keeps_all_rows_in_opensearch(
+    database: Database,
+    tmp_path: Path,
+    spark: SparkSession,
+    opensearch_store: OpenSearchStore,
+    *,
+    restarted: bool,
+) -> None:
+    """It has started an empty index in place of the one that readers see."""
+    views = {
+        "a": View(sql="SELECT id, customer_id FROM orders", key=("id",)),
+        "v": View(sql="SELECT id, 7 / customer_id AS n FROM orders", key=("id",)),
+    }
+    was = views | {"v": View(sql="SELECT id, customer_id AS n FROM orders", key=("id",))}
+    shop = Shop(database, tmp_path / "lake", was)
+    database.execute(
+        "INSERT INTO orders (id, customer_id) SELECT n, n FROM generate_series(1, 9) n"
+    )
+    shop.cut()
+    shop.follow(spark, opensearch_store.sink)
+    shop.config = msgspec.structs.replace(shop.config, views=views)
+    database.execute("INSERT INTO orders (id, customer_id) VALUES (10, 0)")
+    shop.cut()
+    with pytest.raises(NoAnswerError, match="view v has no answer"):
+        shop.follow(spark, opensearch_store.sink)
+    database.execute("DELETE FROM orders WHERE id = 10", "DELETE FROM orders WHERE id = 2")
+    shop.cut()
+
+    class Away(OpenSearchSink):
+        """Fails once it has started an empty index."""
+
+        def write(self, changes: Changes) -> int:
+            super().write(changes._replace(changes=[]))
+            raise UnavailableError("the store is away", hint="")
+
+    with pytest.raises(UnavailableError):
+        shop.follow(spark, lambda: Away(opensearch_store.options), restarted=False)
+    shop.follow(spark, opensearch_store.sink, restarted=restarted)
+    for view in views:
+        stored = opensearch_store.rows_by("id", f"views.{view}")
+        assert shop.differences(view, [_own(row) for row in stored.values()]) == ""
 
 
 @pytest.mark.long("three jobs with Spark, of which two are killed")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
-from cdc.errors import NoAnswerError
+from cdc.errors import NoAnswerError, UnavailableError
 from cdc.events import LSN
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.views import states
+from lockstep.sinks.contract import Changes
 from tests.fixtures.servers import Database
 from tests.fixtures.viewed import Shop
 
@@ -247,4 +249,43 @@ def test_what_a_cut_without_an_answer_has_written_is_replaced(
     for view in views:
         stored = list(STORES[name].rows(f"views.{view}").values())
         assert len(stored) == 1
+        assert shop.differences(view, stored) == ""
+
+
+class Away(MemorySink):
+    """A store that fails at the first write of a cut that it has recorded."""
+
+    def write(self, changes: Changes) -> int:
+        raise UnavailableError(f"the store is away: {changes.version.name}", hint="")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same-job", "next-job"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["later-cut", "first-cut"])
+def test_a_replacing_cut_that_is_interrupted_is_repeated_as_one(
+    database: Database, tmp_path: Path, spark: SparkSession, *, is_first: bool, restarted: bool
+) -> None:
+    """Not as the difference: rows of the cut before it are at neither end of that."""
+    quotients = View(sql="SELECT id, 7 / a AS b FROM vals", key=("id",))
+    views = {"a": View(sql="SELECT id, m FROM vals", key=("id",)), "v": quotients}
+    shop, name = Shop(database, tmp_path / "lake", views, None, _TABLES), str(tmp_path)
+    database.execute(_ROW)
+    if not is_first:
+        was = views | {"v": msgspec.structs.replace(quotients, sql="SELECT id, a AS b FROM vals")}
+        now = shop.config
+        shop.config = msgspec.structs.replace(now, views=was)
+        shop.cut()
+        shop.follow(spark, lambda: MemorySink(name))
+        shop.config = now
+    database.execute("INSERT INTO vals VALUES (3, 1, 0)")
+    shop.cut()
+    with pytest.raises(NoAnswerError, match="view v has no answer"):
+        shop.follow(spark, lambda: MemorySink(name))
+    assert len(STORES[name].rows("views.a")) == 3
+    database.execute("DELETE FROM vals WHERE id = 3")
+    shop.cut()
+    with pytest.raises(UnavailableError):
+        shop.follow(spark, lambda: Away(name), restarted=False)
+    shop.follow(spark, lambda: MemorySink(name), restarted=restarted)
+    for view in views:
+        stored = list(STORES[name].rows(f"views.{view}").values())
         assert shop.differences(view, stored) == ""
