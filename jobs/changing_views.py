@@ -52,7 +52,12 @@ def planned(config: Config) -> list[ViewStep]:
 def stored(config: Config, follower: str) -> dict[str, Definition]:
     """Return the definitions in a follower's store; none if it is new, or lost."""
     views = config.followers[follower].views
-    return _read(config, follower, lambda sink, _: definitions.listed(sink, views)) or {}
+
+    def read(sink: Sink, applied: Applied) -> dict[str, Definition]:
+        found = definitions.listed(sink, views)
+        return {name: each.seen_at(applied.seq) for name, each in found.items()}
+
+    return _read(config, follower, read) or {}
 
 
 def _read(config: Config, follower: str, read: Callable[[Sink, Applied], T]) -> T | None:

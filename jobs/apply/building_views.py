@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from cdc import failpoints
 from lockstep.jobs.spark.map_in_arrow import in_arrow, packed, unpacked
-from lockstep.jobs.views import results
+from lockstep.jobs.views import definitions, results
 from lockstep.jobs.views.answers import MOST_ROWS, GatheredRows
 from lockstep.jobs.views.computing import Built
 from lockstep.sinks.contract import Changes, LoadedByTasks, WrittenByTasks
@@ -64,6 +64,9 @@ class ViewBuilder:
             return None
         if loader is self._sink:
             self._empty(view, truncated)
+            # A sink that gathers small writes sends them before it reads: the definition is in the
+            # store before any row.
+            definitions.stored(self._sink, [view.name])
         task = _Task(view, tuple(rows.columns), at, target, loader)
         # A name with a point would be a field's.
         numbered = rows.toDF(*(str(place) for place in range(len(rows.columns))))

@@ -143,7 +143,9 @@ class ViewsFollowing(DocumentsFollowing):
 
     def _apply(self, cut: MirrorCut, generation: int) -> int:
         assert isinstance(self._mirror, ViewCuts), "it is made above"
-        more = [each.changes(cut.after.applied) for each in self._drops[:1]]
+        # An interrupted cut may have written a definition already, and no other of its seq counts.
+        drops = [] if cut.repeats else self._drops[:1]
+        more = [each.changes(cut.after.applied) for each in drops]
         try:
             new = apply(self._mirror, self._sink, cut, generation, self._rebuilds, more)
         except NoAnswerError as error:
@@ -152,12 +154,15 @@ class ViewsFollowing(DocumentsFollowing):
             # Nobody may be there who corrects the row.
             raise ConfigError(error.what, hint=error.hint) from error
         if has_rows(cut):
-            self._has_applied(cut.after.applied.seq)
+            self._has_applied(cut.after.applied.seq, drops)
         return new
 
-    def _has_applied(self, seq: int) -> None:
-        """Note that a cut to a seq in which views can be computed again was applied."""
-        for each in self._drops[:1]:
+    def _has_applied(self, seq: int, drops: Sequence[ViewDrop]) -> None:
+        """Note that a cut to a seq in which views can be computed again was applied.
+
+        It had the next step of `drops`.
+        """
+        for each in drops:
             each.has_applied()
             if each.is_done:
                 self._drops.remove(each)
@@ -203,8 +208,8 @@ class ViewDropping(ViewsFollowing):
         super().__init__(config, name, sink, spark=spark)
         self._drops.append(ViewDrop(*dropped))
 
-    def _has_applied(self, seq: int) -> None:
-        super()._has_applied(seq)
+    def _has_applied(self, seq: int, drops: Sequence[ViewDrop]) -> None:
+        super()._has_applied(seq, drops)
         if not self._drops:
             self._until = LSN(0)
 
@@ -222,13 +227,17 @@ def apply(
     It also records `requests` to compute views again in the next one, and writes `more`.
 
     The store records that a cut is being written once the first changes are known: of a frontier at
-    which a view has no answer it then knows nothing. Raises NoAnswerError for such a one.
+    which a view has no answer it then knows nothing. Raises NoAnswerError for such a one, and
+    OvertakenError for an interrupted cut that may have rows of other definitions.
     """
     applied = cut.after.applied
     tables = [*views.tables_of(applied), *(each.version for each in more)]
     above = None if cut.replaces else cut.before.applied.seq if cut.before else 0
     begin = cache(partial(sink.begin, applied.seq, tables, above))  # once
-    built = {} if cut.replaces else definitions.stored(sink, views.names)
+    built = definitions.stored(sink, views.names)
+    views.refuse_others(cut, built)
+    if cut.replaces:
+        built = {}
     more = [*more, *(views.announced(requests, built, applied) if has_rows(cut) else ())]
     new, build = 0, ViewBuilder(sink, begin)
     for changes in views.view_changes(cut, built, build):

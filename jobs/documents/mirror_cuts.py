@@ -41,6 +41,8 @@ class MirrorCut(NamedTuple):
     after: delta_frontiers.FrontierRow
     # From nothing, in a store that is not new: all that is in it is replaced.
     replaces: bool = False
+    # It was started before, and the store may have rows of it.
+    repeats: bool = False
 
 
 class MirrorCuts:

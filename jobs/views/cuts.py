@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.errors import CDCError, NoAnswerError
+from cdc.errors import CDCError, NoAnswerError, OvertakenError
 from cdc.log.follower_reports import ViewWork
 from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from lockstep.sinks.contract import Version
 
 
-class _Unanswered(NamedTuple):
-    """A frontier at which a view has no answer."""
+class _Skipped(NamedTuple):
+    """A frontier that can't be reached: the next cut has to end after it."""
 
     seq: int
-    error: NoAnswerError
+    error: NoAnswerError | None  # None: a cut to it was started with other definitions
 
 
 class ViewCuts(MirrorCuts):
@@ -69,7 +69,7 @@ class ViewCuts(MirrorCuts):
         self._planned: tuple[Mapping[str, Version], list[ViewPlan]] | None = None
         self.decisions: list[Decision] = []  # of the last cut
         self.work = dict[str, ViewWork]()  # how each view was computed the last time
-        self._unanswered: _Unanswered | None = None  # the last one, until a later one has answers
+        self._skipped: _Skipped | None = None  # the last one, until a later one is computed
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class ViewCuts(MirrorCuts):
         self._answers.forget(view)
         self.work.pop(view, None)
         # It may have been the one without an answer; the others are computed again.
-        self._planned = self._unanswered = None
+        self._planned = self._skipped = None
 
     def cut(
         self,
@@ -92,24 +92,51 @@ class ViewCuts(MirrorCuts):
     ) -> MirrorCut | None:
         """Return the next cut; it raises NoAnswerError until there is one that may have answers.
 
-        An interrupted cut without an answer is not repeated: what the store has of it is replaced,
-        as are all views, at a later frontier. A cut that replaces is repeated as one that does,
-        because the store may still have rows of the cut before it.
+        An interrupted cut without an answer, or one that `refuse_others` refused, is not repeated:
+        what the store has of it is replaced, as are all views, at a later frontier. A cut that
+        replaces is repeated as one that does, because the store may still have rows of the cut
+        before it.
         """
         applied, reached = (state.applied.seq, state.reached) if state else (0, 0)
-        last = self._unanswered
+        last = self._skipped
         if last is not None and applied >= last.seq:  # another copy may have passed it
             last = None
-        has_no_answer = last is not None and applied < reached <= last.seq
-        replaces = has_no_answer or (state is not None and state.replaces)
-        if has_no_answer:
+        is_skipped = last is not None and applied < reached <= last.seq
+        replaces = is_skipped or (state is not None and state.replaces)
+        if is_skipped:
             state = None
         elif replaces and state is not None:
             state = StoreState(Applied.beginning("", state.applied.generation), reached)
         found = super().cut(state, through, most_events)
         if last is not None and (found is None or found.after.applied.seq <= last.seq):
-            raise last.error
-        return found and found._replace(replaces=replaces)
+            if last.error is not None:
+                raise last.error
+            return None
+        repeats = applied < reached and not is_skipped
+        return found and found._replace(replaces=replaces, repeats=repeats)
+
+    def refuse_others(self, cut: MirrorCut, stored: Mapping[str, Definition]) -> None:
+        """Raise OvertakenError if a repeated cut may have rows of definitions that are not ours.
+
+        They have the seq of the cut, so our rows of it would not replace them. `stored` has the
+        definitions in the store, which are written before the first row. The next cut ends later.
+        """
+        seq = cut.after.applied.seq
+        others = [
+            each.name
+            for each in self.plans(cut.after.applied)
+            if (found := stored.get(each.name)) is not None
+            and not found.is_due
+            and found.fingerprint != each.definition.fingerprint
+            # One that replaces has deleted the rows of earlier ones.
+            and (found.seq == seq or not cut.replaces)
+        ]
+        if cut.repeats and others:
+            self._skipped = _Skipped(seq, None)
+            raise OvertakenError(
+                f"a cut to seq {seq} was started with other definitions of {', '.join(others)}",
+                hint="the follower continues with the first later frontier",
+            )
 
     def plans(self, applied: Applied) -> list[ViewPlan]:
         """Return the plans of the views, for the table versions in force at a frontier."""
@@ -149,17 +176,18 @@ class ViewCuts(MirrorCuts):
                 else:
                     computed.append(_with_first(found))
                     gc.collect(1)  # the JVM holds a view's DataFrames until cycles are collected
+            changed = {
+                each.name: each.definition.at(after.seq, stored.get(each.name))
+                for each in plans
+                if _due(each, stored, after.seq)
+            }
+            # Before any row, so that a cut that is repeated shows by which these were computed.
+            if changed:
+                yield definitions.changes(changed, after)
             for each in [*computed, *builds]:
                 yield from each
                 gc.collect(1)
-        changed = {
-            each.name: each.definition.at(after.seq, stored.get(each.name))
-            for each in plans
-            if _due(each, stored, after.seq)
-        }
-        if changed:
-            yield definitions.changes(changed, after)
-        self._unanswered = None
+        self._skipped = None
 
     def announced(
         self,
@@ -191,7 +219,7 @@ class ViewCuts(MirrorCuts):
                 yield from clock.timed(work.changes(due))
         except NoAnswerError as error:
             found = _placed(error, cut, work.changed)
-            self._unanswered = _Unanswered(after.seq, found)
+            self._skipped = _Skipped(after.seq, found)
             raise found from None  # what Spark reports quotes values of rows
         self._note(view, work.decision, clock.seconds, after.lsn)
 
@@ -269,7 +297,7 @@ def _due(view: ViewPlan, stored: Mapping[str, Definition], seq: int) -> str:
         return "cdc view rebuild has asked for it"
     if found is None or found.fingerprint != view.definition.fingerprint:
         return "its definition has changed"
-    # Of a store that writes tables one by one: rows that the view no longer has are deleted last.
+    # A store that writes tables one by one may have its definition and not all of its rows.
     return "its computation in this cut was interrupted" if found.seq == seq else ""
 
 

@@ -30,6 +30,8 @@ DEFINITIONS: Final = Version(
 )
 # A fingerprint of no view: one with it in the store is computed again.
 _REBUILT: Final = "rebuild"
+# Another one, which is in no store: rows are being computed by the definition.
+_UNFINISHED: Final = "unfinished"
 # The newest requests that a definition names. A command whose request is not among them any more
 # asks once more.
 _MOST_REQUESTS: Final = 16
@@ -71,6 +73,17 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         named = (*self.requests, *(each for each in requests if each not in self.requests))
         return msgspec.structs.replace(self, fingerprint=_REBUILT, requests=named[-_MOST_REQUESTS:])
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the store is not at the cut in which all rows are computed."""
+        return self.fingerprint == _UNFINISHED
+
+    def seen_at(self, seq: int) -> Definition:
+        """Return what it is in a store at a seq: a cut writes definitions before rows."""
+        if self.seq <= seq or self.is_dropped:
+            return self
+        return msgspec.structs.replace(self, fingerprint=_UNFINISHED)
 
     def has_answered(self, request: str, seq: int) -> bool:
         """Return whether a store at a seq has all rows as computed again for a request."""

@@ -87,6 +87,8 @@ def _difference(wanted: Definition, found: Definition | None) -> str:
         return ""
     if found.is_dropped:
         return "its rows were being deleted"
+    if found.is_unfinished:
+        return "its computation has not ended"
     if found.is_due:
         return "cdc view rebuild has asked for it"
     parts = {

@@ -447,7 +447,7 @@ def test_what_a_killed_job_has_written_is_replaced_where_a_view_has_no_answer(
             *("follow", "--followers", name),
             log=tmp_path / "follow.log",
             scratch=tmp_path / "scratch",
-            failpoint=f"{VIEW_NAMES[0]}:1",
+            failpoint=f"{VIEW_NAMES[0]}:2",  # the definitions come first
         )
         assert job.process.wait(_SECONDS) == -signal.SIGKILL, job.log
         job.kill()

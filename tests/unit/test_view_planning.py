@@ -114,6 +114,16 @@ def test_a_view_whose_rows_were_being_deleted_is_never_unchanged() -> None:
     assert (found.state, found.why) == ("dropped", "cdc view drop was interrupted")
 
 
+def test_a_view_is_not_unchanged_until_the_store_is_at_the_cut_of_its_rows() -> None:
+    """Its definition is in the store before them."""
+    made = _definition(BEFORE, "v", "name").at(4, None)
+    (found,) = _steps(_config(BEFORE), {"v": made.seen_at(3)}, "name")
+    assert (found.state, found.why) == ("changed", "its computation has not ended")
+    assert _steps(_config(BEFORE), {"v": made.seen_at(4)}, "name")[0].state == "unchanged"
+    dropped = made.as_dropped()
+    assert dropped.seen_at(3) == dropped
+
+
 def test_a_view_that_is_computed_again_is_not_unchanged_until_it_is() -> None:
     made = _definition(BEFORE, "v", "name").at(4, None)
     due = made.as_due(["a", "b"])
