@@ -46,7 +46,6 @@ def found(line: PipelineUnderTest, number: str) -> IncrementalRecord | None:
     return next((r for r in live_topic.read(line.config) if r.id == number), None)
 
 
-_DONE_SECONDS = 300.0  # a table of many chunks, on a busy machine
 _NONE = IncrementalRecord(pipeline="", id="", schema="", table="", state="running")
 
 
@@ -57,7 +56,7 @@ def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> Inc
             assert record.active or state == record.state, record
         return record is not None and record.state == state
 
-    wait_until(reached, f"{number} is not {state}", _DONE_SECONDS)
+    wait_until(reached, f"{number} is not {state}")
     record = found(line, number)
     assert record is not None
     return record
