@@ -75,14 +75,19 @@ class Erasing:
         if with_topics:
             acknowledge.refuse_while_streaming(config)
         search = versions.InArchive(config, self._archive)
-        keys = log_keys(table, key, search.schemas())
-        topic = versions.topic_of(config, table)
-        subject = erasing.find(config, self._archive, topic, keys)
-        self._expect_archived(subject)
-        signed = search.messages(erasing.transactions(self._archive, subject))
-        asked = frozenset(seq for seq, prefix in signed.items() if prefix in messages)
-        self._subject = subject._replace(messages=asked)
+        self._keys: Collection[bytes] = log_keys(table, key, search.schemas())
+        self._topic, self._messages = versions.topic_of(config, table), messages
+        self._expect_archived(self._find())
+
+    def _find(self) -> Subject:
+        """Return the row in the loaded archive, with the messages; ConfigError if it exists."""
+        found = erasing.find(self._config, self._archive, self._topic, self._keys)
+        search = versions.InArchive(self._config, self._archive)
+        signed = search.messages(erasing.transactions(self._archive, found))
+        asked = frozenset(seq for seq, prefix in signed.items() if prefix in self._messages)
+        self._keys = found.keys
         self._kept = Counter(prefix for seq, prefix in signed.items() if seq not in asked)
+        return found._replace(messages=asked)
 
     def _expect_archived(self, subject: Subject) -> None:
         """Raise ConfigError if topics have events of the row that are not archived yet."""
@@ -95,7 +100,7 @@ class Erasing:
     def run(self) -> Outcome:
         """Erase it; complete what earlier erasures have left."""
         config, archive = self._config, self._archive
-        erasure = erasing.erase(config, archive, self._subject) if self._subject.every else None
+        erasure = erasing.erase(config, archive, self._find)
         archive.find()
         places = erasing.places(archive)
         if not places:
@@ -114,19 +119,19 @@ class Erasing:
                     self._delete_records(archive, left)
                     left = self._left(places)
             epoch = self._acknowledged({topic for topic, *_ in places})
-        followers = FollowersOf(config, self._subject.topic)
+        followers = FollowersOf(config, self._topic)
         mirrors = self._erase_mirrors(followers) if self._with_mirrors else {}
         stores, kept = followers.kept(mirrors), dict(self._kept)
         return Outcome(erasure, left, epoch, mirrors, stores, kept, unread)
 
     def _erase_mirrors(self, followers: FollowersOf) -> dict[str, list[str]]:
         """Erase the row, and what earlier erasures have left, from lakes with the table."""
-        topic = self._subject.topic
+        topic = self._topic
         seqs = erasing.erased_seqs(self._archive, topic)
         records = versions.InArchive(self._config, self._archive).schemas()
         mine = [version(each) for each in records if each.topic == topic]
         newest = max(mine, key=lambda each: each.schema_id, default=None)
-        return followers.erase(seqs, self._subject.keys, newest)
+        return followers.erase(seqs, self._keys, newest)
 
     def _left(self, places: set[Place]) -> dict[Partition, tuple[int, int]]:
         """Return which partitions still have erased records: the first and the last offset."""

@@ -39,7 +39,7 @@ from lockstep.sinks.delta import lake, log
 from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from cdc.config import Config
     from lockstep.jobs.archiving.table import ArchiveTable, ChainedTable
@@ -171,13 +171,21 @@ def still_there(config: Config, topic: str) -> ConfigError:
 # -- the commit ------------------------------------------------------------------------------------
 
 
-def erase(config: Config, archive: ArchiveTable, subject: Subject) -> Erasure | None:
-    """Erase a subject by one commit; None if the archive has nothing of it (any more)."""
+def erase(
+    config: Config, archive: ArchiveTable, find_subject: Callable[[], Subject]
+) -> Erasure | None:
+    """Erase a subject by one commit; None if the archive has nothing of it (any more).
+
+    `find_subject` finds it in each version that is loaded, because a commit of another process may
+    have events of it: raises as that does.
+    """
     for _ in range(TRIES):
+        archive.find()
+        subject = find_subject()
         try:
-            return _erase(config, archive, subject)
+            return _erase(config, archive, subject) if subject.every else None
         except ConflictError:
-            archive.find()
+            continue
     raise lake.busy(archive.path)
 
 

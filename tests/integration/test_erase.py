@@ -413,6 +413,51 @@ def test_a_row_that_exists_or_is_not_archived_is_not_erased(kept: Kept) -> None:
         Erasing(kept.config, "public.no_such", "a")
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["exists", "deleted-again"])
+def test_a_row_that_returns_before_the_commit_is_checked_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, *, deleted: bool
+) -> None:
+    """Its key is inserted and archived between the check and the commit."""
+    kept.execute("INSERT INTO users VALUES ('a', 'first', 'b')")
+    kept.execute("DELETE FROM users WHERE id = 'a'")
+    kept.archived.reach()
+    erasure = Erasing(kept.config, "public.users", "a")
+
+    def returns(failpoint: str) -> None:
+        if failpoint != "erase_file":
+            return
+        monkeypatch.undo()
+        kept.execute("INSERT INTO users VALUES ('a', 'again', 'b')")
+        if deleted:
+            kept.execute("DELETE FROM users WHERE id = 'a'")
+        kept.archived.reach()
+
+    monkeypatch.setattr(failpoints, "reach", returns)
+    if deleted:
+        done = erasure.run().erasure
+        assert done is not None
+        archive = opened(kept.config)
+        assert archive.find()
+        erased = erasing.erased_seqs(archive, f"{kept.config.prefix}.public.users")
+        assert (done.events, done.last_seq) == (4, pc.max(erased).as_py())
+    else:
+        with pytest.raises(ConfigError, match="exists, or its deletion"):
+            erasure.run()
+        names = [json.loads(value)["after"] for value in _values(kept, "a")]
+        assert [each and each["name"] for each in names] == ["first", None, "again"]
+    assert rows_of(kept.archived, "users") == source(kept.archived, "users")
+
+
+def _values(kept: Kept, key: str) -> list[bytes]:
+    """Return the archived events of a row, in seq order."""
+    archive = opened(kept.config)
+    assert archive.find()
+    where = f"op IS NOT NULL AND key_hash = {key_hash(_key(key))}"
+    rows = lake.read(archive.table, ["seq", "value"], where).sort_by("seq")
+    values: list[bytes] = rows["value"].to_pylist()
+    return values
+
+
 def test_a_forged_erasure_is_named(kept: Kept) -> None:
     """An attacker who replaces records by their leaves has no audit record of it."""
     kept.lived(marker := uuid4().hex)
