@@ -166,9 +166,8 @@ class ChainedTable:
         return {name: sha256(self.files.read(f"{_LOG}/{name}")).hexdigest() for name in mine}
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes; raise FileNotFoundError if there is none."""
-        with log.files(self.table).open_input_file(name) as file:
-            return bytes(file.read())
+        """Return a file's bytes; raise FileNotFoundError if there is none, and no other OSError."""
+        return self.files.read(name)
 
     def added(self) -> dict[str, dict[str, Any]]:
         """Return the add action of each file."""

@@ -57,11 +57,14 @@ class Bases(ChainedTable):
         return found
 
     def _at(self, version: int) -> BaseRecord | None:
-        """Return the base that a version is; None if its commit is not ours or is missing."""
+        """Return the base that a version is; None if its commit is not ours or is missing.
+
+        Raises UnavailableError if it can't be read.
+        """
         try:
             text = commit_facts(self.read(f"_delta_log/{version:020d}.json")).get("base")
             return None if text is None else layout.decode(text.encode())
-        except (OSError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
     def version(self, number: int) -> DeltaTable:
@@ -79,9 +82,12 @@ class Bases(ChainedTable):
         self.commit_facts([*removals, *added], stated, "WRITE")
 
     def vacuum(self, many: int) -> int:
-        """Delete files that are in none of the newest bases; return how many."""
-        needed = set[str]()
-        for record in self.kept(many):
+        """Delete files that are in none of the newest bases; return how many.
+
+        Those of the loaded version stay, also if its commit is not ours.
+        """
+        kept, needed = self.kept(many), set(self.added())
+        for record in kept:
             needed |= log.added(self.version(record.number)).keys()
         return self.delete_unnamed(needed, datetime.now(UTC) - timedelta(hours=_GRACE_HOURS))
 
