@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -326,7 +327,8 @@ def delete_replaced(table: ChainedTable, erased: set[Place]) -> list[str]:
             if files.get_file_info(name).mtime >= oldest:
                 unread.append(name)
                 continue
-        files.delete_file(name)
+        with suppress(FileNotFoundError):  # another erasure was first
+            files.delete_file(name)
         failpoints.reach("erase_deleted")
     return unread
 

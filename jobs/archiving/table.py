@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,7 @@ CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.")
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _PROPERTIES: Final = {"delta.appendOnly": "false"}
 CHECKPOINT_EVERY: Final = 50
+_RESTORE: Final = "restore _delta_log from a backup of the storage"
 
 
 class ChainedTable:
@@ -67,13 +69,14 @@ class ChainedTable:
     def find(self) -> bool:
         """Load the table's newest version; return whether it exists."""
         self._table = lake.opened(self.path, self.storage)
+        self._checkpoint = None  # another process may have replaced it
         return self._table is not None
 
     def newest_commit(self) -> TableCommit:
         """Return the loaded version's commit."""
         version = self.table.version()
         if self._newest is None or self._newest.version != version:
-            text = self.read(f"{_LOG}/{version:020d}.json")
+            text = self._read_log(f"{version:020d}.json")
             self._newest = TableCommit(version, sha256(text).hexdigest())
         return self._newest
 
@@ -96,9 +99,10 @@ class ChainedTable:
 
     def _expect_conditional_puts(self) -> None:
         """Try to write the newest commit again, with the bytes that it has."""
-        newest = f"{_LOG}/{self.table.version():020d}.json"
+        newest = f"{self.table.version():020d}.json"
+        text = self._read_log(newest)
         try:
-            self.files.put_new(newest, self.read(newest))
+            self.files.put_new(f"{_LOG}/{newest}", text)
         except ConflictError:
             return
         raise ConfigError(
@@ -112,8 +116,7 @@ class ChainedTable:
         stated = lake.newest_facts(self.table)
         if not stated and self.table.version():
             raise StoreLostError(
-                f"{self.path}: no commit of the {self.about} is left in Delta's log",
-                hint="restore _delta_log from a backup of the storage",
+                f"{self.path}: no commit of the {self.about} is left in Delta's log", hint=_RESTORE
             )
         owner = stated.get("pipeline", self._pipeline)
         if owner != self._pipeline:
@@ -126,11 +129,13 @@ class ChainedTable:
     def commit_facts(
         self, actions: Sequence[Action], stated: Mapping[str, object], operation: str
     ) -> None:
-        """Commit the version after the loaded one; raise ConflictError if it exists."""
+        """Commit the version after the loaded one; raise ConflictError if it exists or existed."""
         version = self.table.version() + 1
-        before = self.read(f"_delta_log/{version - 1:020d}.json")
         if self._checkpoint is None:
             self._checkpoint = self._newest_checkpoint()
+        # Last, directly before the put: an erasure deletes commits from the oldest on, so while the
+        # loaded one is there, the next one was not deleted, and the put fails if it ever existed.
+        before = self._read_log(f"{version - 1:020d}.json")
         about = dict(stated) | {
             "before": sha256(before).hexdigest(),
             "own": _ZEROS,
@@ -163,7 +168,22 @@ class ChainedTable:
         names = [name for name in self.files.names(_LOG) if CHECKPOINT.match(name)]
         newest = max(names, default=HINT)
         mine = [name for name in names if name[:20] == newest[:20]] + [HINT] * bool(names)
-        return {name: sha256(self.files.read(f"{_LOG}/{name}")).hexdigest() for name in mine}
+        return {name: sha256(self._read_log(name)).hexdigest() for name in mine}
+
+    def _read_log(self, name: str) -> bytes:
+        """Return a file of Delta's log that the loaded version has.
+
+        Raises ConflictError if it was deleted after a later commit, as an erasure does.
+        """
+        try:
+            return self.read(f"{_LOG}/{name}")
+        except FileNotFoundError as error:
+            newest = lake.opened(self.path, self.storage)
+            if newest is not None and newest.version() > self.table.version():
+                raise ConflictError(f"{self.path}: another commit was first") from error
+            raise StoreLostError(
+                f"{self.path}: {name} of Delta's log is missing", hint=_RESTORE
+            ) from error
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none, and no other OSError."""
@@ -206,7 +226,8 @@ class ChainedTable:
         for name in self.files.names(_LOG):
             is_old = _COMMIT.fullmatch(name) or CHECKPOINT.match(name)
             if is_old and int(name[:20]) < version:
-                files.delete_file(f"{_LOG}/{name}")
+                with suppress(FileNotFoundError):  # another erasure was first
+                    files.delete_file(f"{_LOG}/{name}")
                 failpoints.reach("erase_forgotten")
 
     def removed_since(self, oldest: datetime) -> set[str]:

@@ -38,12 +38,14 @@ from lockstep.jobs.archiving.versions import history
 from lockstep.jobs.archiving.writing import removed, write
 from lockstep.jobs.compacting import proving as bases_proving
 from lockstep.jobs.compacting import runs
+from lockstep.jobs.compacting.bases import bases_of
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.jobs.erasing import Erasing
 from lockstep.jobs.following_stores import run_of
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.jobs.spark.starting import SparkStart
 from lockstep.sinks.delta import lake
+from lockstep.sinks.delta.lake import ConflictError
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.read_back import read_to_end
@@ -446,6 +448,45 @@ def test_a_row_that_returns_before_the_commit_is_checked_again(
         names = [json.loads(value)["after"] for value in _values(kept, "a")]
         assert [each and each["name"] for each in names] == ["first", None, "again"]
     assert rows_of(kept.archived, "users") == source(kept.archived, "users")
+
+
+def test_a_commit_after_an_erasure_is_a_conflict_and_a_running_archive_continues(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The erasure deletes the commit that the other process has loaded, and the checkpoint."""
+    kept.execute("INSERT INTO users VALUES ('a', 'n', 'b'), ('b', 'n', 'b')")
+    kept.execute("DELETE FROM users")
+    kept.archived.reach()
+    Compaction(kept.config, None).run()
+    archive, bases = opened(kept.config), bases_of(kept.config)
+    position = archive.open()
+    bases.create()
+    record = bases.newest()
+    assert record is not None
+
+    def erases(failpoint: str) -> None:
+        if failpoint == "archive_cut":
+            monkeypatch.undo()
+            assert Erasing(kept.config, "public.users", "a").run().erasure is not None
+
+    monkeypatch.setattr(failpoints, "reach", erases)
+    kept.execute("INSERT INTO quiet VALUES (1, 'q')")
+    kept.archived.reach()
+    with pytest.raises(ConflictError):
+        archive.commit([], position, "WRITE")
+    with pytest.raises(ConflictError):
+        bases.commit(record, [], set(bases.added()))
+    assert archive.find()
+    archive.commit([], archive.position(), "WRITE")
+    # Two erasures delete the commit after the loaded one, too: it could be written again.
+    assert archive.find()
+    position = archive.position()
+    assert Erasing(kept.config, "public.users", "b").run().erasure is not None
+    with pytest.raises(ConflictError):
+        archive.commit([], position, "WRITE")
+    assert archive.find()
+    archive.commit([], archive.position(), "WRITE")
+    kept.expect_sound(4)
 
 
 def _values(kept: Kept, key: str) -> list[bytes]:
