@@ -46,13 +46,21 @@ class _Frontier(NamedTuple):
 def newest(
     config: Config, table: DeltaTable, base: BaseRecord | None, wanted: Position | None = None
 ) -> ArchivedFrontier | None:
-    """Return the newest frontier not above `wanted` and not below `base`; None if there is none."""
+    """Return the newest frontier not above `wanted` and not below `base`; None if there is none.
+
+    None, too, if the archive does not have the base's cut: the base can't be continued with it.
+    """
+    cuts = _cut_records(config, table, base.cut if base else 0)
+    if base is not None:
+        if not cuts or not _is_end(cuts[0], base):
+            return None
+        cuts = cuts[1:]
     fits = not_above(wanted) if wanted is not None else lambda _: True
     ends: dict[Partition, int] = dict(base.applied.end_of) if base else {}
     counts: dict[str, int] = {}
     last: CutRecord | None = None
     partial: CutRecord | None = None
-    for record in _cut_records(config, table, base.cut if base else 0):
+    for record in cuts:
         if not fits(_Frontier(LSN.parse(record.lsn), record.seq, record.committed_at_us)):
             partial = record
             break
@@ -105,9 +113,17 @@ def _inside(
     return ArchivedFrontier(applied, record.chain, cut.number, counts)
 
 
-def _cut_records(config: Config, table: DeltaTable, above: int) -> list[CutRecord]:
-    """Return the records of the cuts after one, in their order."""
-    where = f"topic = {quoted(archive_topic(config.prefix))} AND cut > {above}"
+def _is_end(cut: CutRecord, base: BaseRecord) -> bool:
+    """Return whether a base was made at the end of that cut.
+
+    The number alone does not identify it: an archive whose log was restored gives it to another.
+    """
+    return (cut.number, cut.lsn, cut.seq, cut.chain) == (base.cut, base.lsn, base.seq, base.chain)
+
+
+def _cut_records(config: Config, table: DeltaTable, first: int) -> list[CutRecord]:
+    """Return the records of the cuts from one on, in their order."""
+    where = f"topic = {quoted(archive_topic(config.prefix))} AND cut >= {first}"
     values = lake.read(table, ["value"], where)["value"].to_pylist()
     return sorted(map(archived.decode, values), key=lambda record: record.number)
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
+    from lockstep.jobs.archiving.table import ArchiveTable
     from lockstep.jobs.compacting.bases import Bases
+    from lockstep.jobs.compacting.frontiers import ArchivedFrontier
     from lockstep.jobs.compacting.past import PastState
     from lockstep.jobs.compacting.runs import Merging
     from lockstep.jobs.compacting.slices import Past, Slice
@@ -48,7 +50,7 @@ class Compaction:
     def run(self) -> tuple[BaseRecord, bool]:
         """Return the base at the archive's newest frontier, and whether it was made by this call.
 
-        Raises ConfigError if there is no archive, or nothing in it.
+        Raises ConfigError if there is no archive, nothing in it, or less than in the newest base.
         """
         config = self._config
         archive, bases = opened(config), bases_of(config)
@@ -59,6 +61,9 @@ class Compaction:
         bases.create()
         base = bases.newest()
         frontier = frontiers.newest(config, archive.table, base)
+        if base is not None and frontier is None:
+            frontier = self._frontier_without(archive, base)
+            base = None
         if frontier is None:
             raise ConfigError("the archive has no cut yet", hint="`cdc archive run` writes them")
         if base is not None and frontier.applied.seq == base.seq:
@@ -70,10 +75,28 @@ class Compaction:
         bases.vacuum(config.archive.bases_kept)
         return record, True
 
+    def _frontier_without(self, archive: ArchiveTable, base: BaseRecord) -> ArchivedFrontier:
+        """Return the newest frontier of an archive that does not have the base's cut.
+
+        The next base is made from the archive alone. Raises ConfigError if the archive ends before
+        the base, which then may hold what is nowhere else.
+        """
+        found = frontiers.newest(self._config, archive.table, None)
+        if found is None or found.applied.seq < base.seq:
+            raise ConfigError(
+                f"the archive ends at seq {found.applied.seq if found else 0}, before base"
+                f" {base.number} at {base.lsn} (seq {base.seq}), which was made of other cuts",
+                hint="let `cdc archive run` archive the log up to there, or restore the archive; if"
+                " the log has started again, move `_bases` out of the archive's folder",
+            )
+        return found
+
     def _write(self, bases: Bases, base: BaseRecord | None, found: PastState) -> BaseRecord:
+        """Write a base that continues `base`, or is made of the archive alone, and commit it."""
         keep_us = int(self._config.archive.tombstone_hours * _HOUR_US)
         since = found.frontier.applied.committed_at_us - keep_us
-        files = [BaseFile.of(add) for add in bases.added().values()]
+        # A base that is not continued shares no file with the next one.
+        files = [BaseFile.of(add) for add in bases.added().values()] if base else []
         tables, number = base.tables if base else (), bases.table.version() + 1
         own = f"{self._config.prefix}.cdc."
         events = {t: many for t, many in found.frontier.records.items() if not t.startswith(own)}
@@ -100,7 +123,7 @@ class Compaction:
             tables=layout.total([*untouched, *changed]),
             ends={topic: tuple(each) for topic, each in applied.ends.items()},
             deletes_since_us=since,
-            previous=layout.digest(base),
+            previous=layout.digest(bases.newest()),
             made_at_us=time.time_ns() // 1_000,
         )
         bases.commit(record, actions, {each.path for each in kept})

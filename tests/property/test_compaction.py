@@ -5,6 +5,7 @@ The oracle is the world, which changes its tables itself and never reads the log
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.config import Config
+from cdc.errors import ConfigError
 from cdc.verify.events import canonical
 from lockstep.jobs.compacting import layout, past, proving, runs, slices
 from lockstep.jobs.compacting.older import OlderEvents
@@ -134,6 +136,42 @@ def test_a_base_is_the_fold_of_all_events_up_to_its_frontier(
             assert state is not None
             assert state.frontier.applied.seq == world.frontiers[at].seq
             expect(state, rows_of(state), world.states[at])
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(seed=st.integers(0, 2**32), transactions=st.integers(3, 14))
+def test_a_base_of_cuts_that_were_archived_again_otherwise_is_not_continued(
+    seed: int, transactions: int
+) -> None:
+    """The archive's log is restored to an older one, and other cuts get the numbers."""
+    chance = Random(seed)
+    world = made(chance, transactions, 1 << 24, started=True)
+    last = len(world.frontiers)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "archive"
+        config = configured(path)
+        archived = ArchivedWorld(config, world)
+        shutil.copytree(path, Path(folder) / "older")
+        at = chance.randint(1, last)
+        for upto in sorted({chance.randint(1, at), at}):
+            archived.archive_upto(upto)
+        base, _ = Compaction(config, None).run()
+        shutil.rmtree(path / "_delta_log")
+        shutil.copytree(Path(folder) / "older" / "_delta_log", path / "_delta_log")
+        archived = ArchivedWorld(config, world)
+        for upto in sorted({chance.randint(1, last) for _ in range(3)} | {last}):
+            archived.archive_upto(upto)
+            state = past.find(config)
+            assert state is not None
+            assert state.frontier.applied.seq == world.frontiers[upto - 1].seq
+            expect(state, rows_of(state), world.states[upto - 1])
+            if world.frontiers[upto - 1].seq < base.seq:
+                with pytest.raises(ConfigError, match=f"before base {base.number}"):
+                    Compaction(config, None).run()
+        record, _ = Compaction(config, None).run()
+        assert record.seq == world.frontiers[last - 1].seq
+        assert Compaction(config, None).run() == (record, False)
+        expect_base(config, record, world.states[last - 1])
 
 
 def expect_base(config: Config, record: layout.BaseRecord, wanted: dict[str, Any]) -> None:
