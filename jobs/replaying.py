@@ -60,6 +60,7 @@ class RangeEnd(NamedTuple):
 
     seq: int
     lsn: LSN
+    chain: str  # of the frontier; of the log's first one if it is the beginning
 
 
 class ReplayedRecord(NamedTuple):
@@ -122,7 +123,8 @@ class RangeReplay:
         self._to = self._frontier(last)
         if self._from.seq > self._to.seq:
             raise ConfigError(f"{first} is after {last}", hint="give the earlier one to --from")
-        stated = [config.pipeline, self._from.seq, sorted(self._topics)]
+        # The chain identifies the log: one that has started again has the same seqs.
+        stated = [config.pipeline, self._from.seq, self._from.chain, sorted(self._topics)]
         self._id = sha256(msgspec.json.encode(stated)).hexdigest()[:16].encode()
         self._events = self._records = self._erased = 0
 
@@ -145,14 +147,14 @@ class RangeReplay:
     def _frontier(self, wanted: Position) -> RangeEnd:
         """Return the last frontier not above a position, of the topics or else of the archive."""
         if wanted == BEGINNING:
-            return RangeEnd(0, LSN(0))
+            return RangeEnd(0, LSN(0), self._first_chain())
         if wanted == EARLIEST:
             raise ConfigError(f"{EARLIEST} names no place of the past", hint=f"give {BEGINNING}")
         place = None if wanted == LATEST else wanted
         with closing(FrontierFinder(self._config)) as log:
             placed = log.newest(place)
         if placed is not None:
-            return RangeEnd(placed.record.seq, placed.record.lsn)
+            return RangeEnd(placed.record.seq, placed.record.lsn, placed.record.chain)
         table = self._archive and self._archive.table
         found = archived.newest(self._config, table, None, place) if table else None
         if found is None:
@@ -160,7 +162,18 @@ class RangeReplay:
                 f"neither topics nor archive have a frontier not above {wanted}",
                 hint="`cdc archive status` shows up to where the log is archived",
             )
-        return RangeEnd(found.applied.seq, found.applied.lsn)
+        return RangeEnd(found.applied.seq, found.applied.lsn, found.chain)
+
+    def _first_chain(self) -> str:
+        """Return the chain of the log's first frontier; raise GapError if that was deleted."""
+        if self._archive is not None:
+            found = archived.first(self._config, self._archive.table)
+            if found is not None:
+                return found.chain
+        with closing(FrontierFinder(self._config)) as log:
+            log.find(BEGINNING)
+            placed = log.at_or_after(log.first)
+        return placed.record.chain if placed is not None else ""
 
     def _windows(
         self, reader: RangeReader, done: int

@@ -17,12 +17,13 @@ from lockstep.sinks.contract import Applied
 from lockstep.sinks.delta import lake
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from deltalake import DeltaTable
 
     from cdc.config import Config
     from cdc.log.partitions import Partition
+    from cdc.log.records import FrontierRecord
     from lockstep.jobs.archiving.layout import CutRecord
     from lockstep.jobs.compacting.layout import BaseRecord
     from lockstep.jobs.cuts.frontiers import Position
@@ -78,6 +79,24 @@ def newest(
     return _inside(config, table, partial, ends, counts, wanted) or found
 
 
+def first(config: Config, table: DeltaTable) -> FrontierRecord | None:
+    """Return the log's first frontier, which the first cut has; None if there is no cut."""
+    return next(_records_of(config, table, 1), (None, 0))[0]
+
+
+def _records_of(
+    config: Config, table: DeltaTable, cut: int
+) -> Iterator[tuple[FrontierRecord, int]]:
+    """Yield the frontiers of a cut, each with its offset."""
+    topic = names.frontier_topic(config.prefix)
+    where = f"topic = {quoted(topic)} AND cut = {cut}"
+    rows = lake.read(table, ["offset", "value"], where).sort_by("offset").to_pylist()
+    for row in rows:
+        record = records.decode(records.FrontierRecord, row["value"] or b"", topic)
+        if record.pipeline == config.pipeline:
+            yield record, row["offset"]
+
+
 def _inside(
     config: Config,
     table: DeltaTable,
@@ -88,17 +107,12 @@ def _inside(
 ) -> ArchivedFrontier | None:
     """Return the newest frontier inside a cut that is not above `wanted`."""
     fits, topic, found = not_above(wanted), names.frontier_topic(config.prefix), None
-    where = f"topic = {quoted(topic)} AND cut = {cut.number}"
-    rows = lake.read(table, ["offset", "value"], where).sort_by("offset").to_pylist()
-    for row in rows:
-        record = records.decode(records.FrontierRecord, row["value"] or b"", topic)
-        if record.pipeline != config.pipeline:
-            continue
+    for record, offset in _records_of(config, table, cut.number):
         if not fits(record):
             break
         for name, number, end, _ in record.partitions:
             ends[name, number] = end
-        place = row["offset"] + 1
+        place = offset + 1
         ends[topic, 0] = place
         found = record, place
     if found is None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cdc import failpoints
-from cdc.errors import ConfigError
+from cdc.cli.main import run as cdc
+from cdc.errors import ConfigError, Exit
 from cdc.log.reader import read_frontier_tail
 from cdc.runtime import spark as files
 from lockstep.jobs import replaying
@@ -93,6 +94,26 @@ def test_a_range_is_published_once_from_archive_and_topics(kept: Kept) -> None:
         RangeReplay(kept.config, one, first, last).run()
     with pytest.raises(ConfigError, match="pipeline's own topics"):
         RangeReplay(kept.config, f"{kept.config.prefix}.public.users", first, last)
+
+
+def test_a_log_that_has_started_again_does_not_continue_a_replay(
+    kept: Kept, tmp_path: Path
+) -> None:
+    """Its seqs begin at 0 again; the topic's last seq is one of the log before."""
+    made, last = kept.archived.pipeline, kept.write(0)
+    into = f"{kept.config.pipeline}-restarted-{os.getpid()}"
+    assert RangeReplay(made.config, into, "beginning", last).run().events
+    kept.archived.reach()
+    again = RangeReplay(made.config, into, "beginning", last).run()
+    assert (again.continued, again.events) == (last, 0)  # the archive has the same first frontier
+    made.daemon.term()
+    assert cdc(["teardown", "--topics", "--yes", "-c", str(made.config_file)]) == Exit.OK
+    made.config_file = made.write("new.yaml", archive__path=str(tmp_path / "other"))
+    assert cdc(["setup", "-c", str(made.config_file)]) == Exit.OK
+    made.start().wait_ready()
+    newest = kept.write(100)
+    with pytest.raises(ConfigError, match="holds other records"):
+        RangeReplay(made.config, into, "beginning", newest).run()
 
 
 def _without_messages(kept: Kept, into: str, first: int, last: int) -> list[Record]:
