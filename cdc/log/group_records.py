@@ -176,7 +176,7 @@ class GroupReadings(TopicReadings):
 
     def note(self, message: Message) -> None:
         name, value = message.key() or b"", message.value()
-        fields = msgspec.json.decode(name)
+        fields = records.decode_key(name, self._topic)
         if fields.get("pipeline") != self._config.pipeline:
             return
         if not value:

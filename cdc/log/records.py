@@ -294,6 +294,8 @@ class _OfAnyFormat(msgspec.Struct):
 
 
 _read_format: Final = msgspec.json.Decoder(_OfAnyFormat).decode
+_read_key: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_FOREIGN: Final = "something else writes to this topic; give the pipeline a log.prefix of its own"
 _first_use: Final = threading.Lock()
 
 
@@ -317,9 +319,19 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"topic {topic} holds a {kind.__name__} that can't be read: {unquoted(error)}",
-            hint="something else writes to this topic; give the pipeline a log.prefix of its own",
+            hint=_FOREIGN,
         ) from error
     return record
+
+
+def decode_key(key: bytes | None, topic: str) -> dict[str, Any]:
+    """Return the fields of a record's key; raise ConfigError if it has none."""
+    try:
+        return _read_key(key or b"")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"topic {topic} holds a key that can't be read: {unquoted(error)}", hint=_FOREIGN
+        ) from error
 
 
 def format_of(value: bytes) -> int:

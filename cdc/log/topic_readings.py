@@ -39,7 +39,7 @@ class TopicReadings(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Drop everything: another topic of the same name is read from its beginning."""
+        """Drop everything: the topic, or another of the same name, is read from its beginning."""
 
     def read_new(self, seconds: float = _TIMEOUT_SECONDS) -> None:
         """Read all that the topic holds now.
@@ -80,11 +80,20 @@ class TopicReadings(ABC):
             raise
 
     def wait(self, seconds: float) -> bool:
-        """Read what arrives next, within `seconds`; return whether there was anything."""
+        """Read what arrives next, within `seconds`; return whether there was anything.
+
+        After an error the topic is read again from its beginning.
+        """
         consumer = self._consumer or self._open()
         before = self._next()
-        for message in consumer.arrivals(seconds):
-            self.note(message)
+        try:
+            for message in consumer.arrivals(seconds):
+                self.note(message)
+        except BaseException:
+            # The consumer's position is already after records that were not noted.
+            self.close()
+            self.forget()
+            raise
         return self._next() > before
 
     def _open(self, *, exactly: bool = False) -> LogConsumer:

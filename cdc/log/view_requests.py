@@ -80,4 +80,6 @@ class ViewRequests(TopicReadings):
                 self._asked[asked] = None
 
     def forget(self) -> None:
+        # What was obeyed, or made before the job started, is read again: commands repeat the rest.
         self._asked.clear()
+        self._has_read = False

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
 from cdc.config import Config
+from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log import names, topics, view_requests
+from cdc.log.consumer import LogConsumer
 from cdc.log.follower_reports import FollowerRecord, Readings, Reports, read
 from cdc.log.view_requests import ViewRequest, ViewRequests
 from tests.fixtures.daemon import wait_until
@@ -94,8 +97,22 @@ def test_requests_are_read_by_the_job_that_runs_and_are_no_reports(
         of_cache(rebuild="names", request="b"),
     ]
     assert requests.due() == []
+    _read_again_after_an_error(requests, monkeypatch)
     requests.close()
     assert read(config) == {"cache": written}
+
+
+def _read_again_after_an_error(requests: ViewRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was obeyed already is not obeyed again."""
+
+    def fails(*_: object) -> NoReturn:
+        raise ConfigError("damaged", hint="")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogConsumer, "arrivals", fails)
+        with pytest.raises(ConfigError, match="damaged"):
+            requests.wait(0.1)
+    assert requests.due() == []
 
 
 def test_an_open_reader_sees_each_report_when_it_is_there(config: Config, report: Report) -> None:

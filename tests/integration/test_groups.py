@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 import lockstep
 from cdc.cli.group import group
-from cdc.log import names
+from cdc.errors import ConfigError
+from cdc.log import group_records, names
 from cdc.operate.compaction import LagsReader
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
 
@@ -123,3 +124,25 @@ def test_a_removed_group_holds_no_compaction_and_starts_again_if_it_comes_back(
         assert command("list") == "no group has read the log\n"
         assert "no group one has read the log" in command("remove", "one")
         assert len(read(client, "one", lambda found: len(found) == 10)) == 10
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [(b'{"pipeline": "%s", "queue": "q"}', "of format 99"), (b"{", "a key that can't be read")],
+)
+def test_a_record_that_cannot_be_read_hides_no_later_one(
+    pipeline: NewPipeline, key: bytes, why: str
+) -> None:
+    """Each reading reports it: without the group that comes after it, compaction would go on."""
+    line = started(pipeline, 10)
+    topic = frozenset({names.data_topic(line.config.prefix, "public", "t")})
+    named = key.replace(b"%s", line.config.pipeline.encode())
+    group_records.write_all(line.config, [(named, b'{"format": 99}')])
+    group_records.write(
+        line.config,
+        group_records.GroupRecord(pipeline=line.config.pipeline, group="late", topics={}),
+    )
+    with closing(LagsReader(line.config)) as lags:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=why):
+                lags.lagging(0.0, topic)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from cdc.log import names, reader, records, topics
 from cdc.log.records import Replacement
 from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, replacement_key
@@ -82,7 +80,8 @@ def entries(config: Config) -> Iterator[SnapshotEntry]:
 
 def entries_in(config: Config, newest: Mapping[bytes, bytes]) -> Iterator[SnapshotEntry]:
     """Yield the pipeline's entries among the newest values of their topic's keys."""
+    topic = names.snapshot_topic(config.prefix)
     for key, value in newest.items():
-        fields: dict[str, Any] = msgspec.json.decode(key)
+        fields = records.decode_key(key, topic)
         if value and fields.get("pipeline") == config.pipeline:
             yield SnapshotEntry(key, fields, value)
