@@ -19,6 +19,7 @@ from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus,
 from cdc.operate.readable import duration, listed, size
 from cdc.operate.webhooks import WebhookStatus
 from cdc.operate.webhooks import judge as judge_webhooks
+from cdc.snapshot.incremental.records import read_since
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -276,7 +277,7 @@ def _incremental_snapshots(facts: PipelineFacts) -> Iterator[Cause]:
     """Yield the incremental snapshots that fail, or have failed and were not acknowledged."""
     for each in facts.incremental_snapshots:
         name, why = f"the snapshot {each.id} of {each.name}", each.why or "the log has no reason"
-        if each.state == "failed" and not _read_since(each, facts.incremental_snapshots):
+        if each.state == "failed" and not read_since(each, facts.incremental_snapshots):
             since = max(0.0, (facts.now_us - each.at_us) / 1e6)
             remedy = (
                 f"once the cause is removed, `cdc snapshot {each.name}` reads it again; `cdc"
@@ -317,15 +318,3 @@ def _incomplete_topics(facts: PipelineFacts) -> Iterator[Cause]:
         what += listed([each.name for each in lasting])
         remedy = "`cdc snapshot TABLE --replace` for each; `cdc status --json` has all of them"
         yield _failed("topic", what, remedy)
-
-
-def _read_since(failed: IncrementalRecord, live: tuple[IncrementalRecord, ...]) -> bool:
-    """Whether the complete table was read by a later snapshot."""
-    return any(
-        each.state == "done"
-        and (each.schema, each.table) == (failed.schema, failed.table)
-        and each.began_at_us >= failed.at_us
-        and each.where in {None, failed.where}
-        and not each.keys
-        for each in live
-    )

@@ -155,8 +155,10 @@ def wait(
     no_daemon = _no_daemon(config)
     if no_daemon:
         report(no_daemon)
+    seen: dict[str, IncrementalRecord] = {}  # also of those that the log has forgotten since
     while True:
-        found = [record for record in incremental_topic.read(config) if record.id in numbers]
+        seen |= {each.id: each for each in incremental_topic.read(config) if each.id in numbers}
+        found = [*seen.values()]
         if len(found) == len(numbers) and not any(record.active for record in found):
             return found
         now = time.monotonic()

@@ -32,7 +32,12 @@ from cdc.snapshot.incremental.change_recorder import ChangeRecorders
 from cdc.snapshot.incremental.governor import Governor
 from cdc.snapshot.incremental.job import MAX_ERRORS, MAX_PENDING_KEYS, ChunkSizes, Job
 from cdc.snapshot.incremental.messages import MessageRouter
-from cdc.snapshot.incremental.records import KEPT, IncrementalRecord, TableName, incremental_key
+from cdc.snapshot.incremental.records import (
+    IncrementalRecord,
+    TableName,
+    forgettable,
+    incremental_key,
+)
 from cdc.snapshot.incremental.topic import replacement_record
 from cdc.snapshot.incremental.visibility import VisibilityBarrier
 from cdc.source import conditions
@@ -155,15 +160,15 @@ class IncrementalSnapshots:
         """Return the records for the next Kafka transaction, once."""
         taken, self._replaced = [*self._messages.take(), *self._replaced], []
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
-        for number, job in self._jobs.items():
-            if job.dirty:
-                key = incremental_key(pipeline, number)
-                taken.append((topic, key, records.encode(job.take())))
-        over = [number for number, job in self._jobs.items() if not job.record.active]
-        for number in over[:-KEPT]:
-            del self._jobs[number]
-            self._unlogged.pop(number, None)
-            taken.append((topic, incremental_key(pipeline, number), None))
+        changed = [(number, job) for number, job in self._jobs.items() if job.dirty]
+        for number, job in changed:
+            key = incremental_key(pipeline, number)
+            taken.append((topic, key, records.encode(job.take())))
+        if changed:
+            for number in forgettable(self.known(), self._clock.time_ns() // 1_000):
+                del self._jobs[number]
+                self._unlogged.pop(number, None)
+                taken.append((topic, incremental_key(pipeline, number), None))
         return taken
 
     def close(self) -> None:

@@ -6,16 +6,22 @@ all three always agree. Exact JSON both ways, as `cdc.log.records`. Pure.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from cdc.log.records import FORMAT
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 SnapshotState = Literal["running", "paused", "done", "stopped", "failed"]
 ACTIVE: Final = ("running", "paused")
 # How many that are over are kept: to be listed, and to recognize a command that is read twice.
 KEPT: Final = 100
+# More are kept for this long after their end, so that `--wait` sees how each ended.
+_SHOWN_SECONDS: Final = 60.0
 
 Key = tuple[str, ...]  # a key's values as Postgres writes them, in the key's order
 
@@ -93,6 +99,36 @@ class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
     def active(self) -> bool:
         """Whether it still has work to do."""
         return self.state in ACTIVE
+
+
+def read_since(failed: IncrementalRecord, known: Iterable[IncrementalRecord]) -> bool:
+    """Whether the complete table was read by a later snapshot."""
+    return any(
+        each.state == "done"
+        and each.name == failed.name
+        and each.began_at_us >= failed.at_us
+        and each.where in {None, failed.where}
+        and not each.keys
+        for each in known
+    )
+
+
+def forgettable(known: Iterable[IncrementalRecord], now_us: int) -> list[str]:
+    """Return the ids of the snapshots that need not be kept, of those that ended first.
+
+    One that has failed is kept until that is acknowledged, or the table was read since.
+    """
+    over = sorted((each for each in known if not each.active), key=lambda each: each.at_us)
+    done = defaultdict[str, list[IncrementalRecord]](list)
+    for each in over:
+        if each.state == "done":
+            done[each.name].append(each)
+    shown_us = now_us - _SHOWN_SECONDS * 1e6
+    return [
+        each.id
+        for each in over[:-KEPT]
+        if each.at_us < shown_us and (each.state != "failed" or read_since(each, done[each.name]))
+    ]
 
 
 class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
