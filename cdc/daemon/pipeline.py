@@ -26,7 +26,6 @@ from cdc.errors import StoppedError
 from cdc.log import cleanup, names, reader, records, resume, topics, trace
 from cdc.log import frontiers as frontier_records
 from cdc.log.batch import Batch, BatchContents
-from cdc.log.completeness import Completeness
 from cdc.log.frontiers import FrontierCounts
 from cdc.operate.compaction import CompactionHold
 from cdc.operate.health import HealthState
@@ -120,7 +119,7 @@ class Pipeline:
         self.position = self.written = position  # committed, and handed to a producer
         relations = Relations(config.prefix, schemas, position.schema_id, numbers)
         logged = self.run_blocking(lambda: incremental_topic.load(config, self.admin))
-        self.completeness = Completeness(schemas, logged.replacements)
+        self.completeness = incremental_topic.completeness(schemas, logged)
         self.tables = TableVersions(
             config, self.sql, self.admin, self.batch, relations, identity, self.completeness
         )

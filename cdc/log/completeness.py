@@ -7,6 +7,9 @@ there on the topic does not equal the table, until a snapshot with `--replace` h
 read the table again (`Replacement`). What was changed under another name before a row follows under
 any is in no record, and is not found here.
 
+A snapshot with `--replace` that ended early has emptied the topic and not filled it
+(`EmptiedTopic`): that lasts, too, until another one is done.
+
 Pure, and the same whether the records are added one by one or read back. An addition costs the same
 however many tables there are.
 """
@@ -42,6 +45,15 @@ class IncompleteTopic(NamedTuple):
         return {**self._asdict(), "since_lsn": str(self.since_lsn)}
 
 
+class EmptiedTopic(NamedTuple):
+    """A topic that a snapshot has emptied and not filled; by which version and transaction."""
+
+    name: Name
+    schema_id: int
+    since_lsn: LSN
+    snapshot: str
+
+
 class _Break(NamedTuple):
     schema_id: int  # of the version that shows it
     since_lsn: LSN
@@ -49,7 +61,7 @@ class _Break(NamedTuple):
 
 
 class Completeness:
-    """The topics that a rename, a rewrite or another table has left incomplete."""
+    """The topics that a rename, a rewrite, another table or a snapshot has left incomplete."""
 
     def __init__(
         self, versions: Iterable[SchemaRecord] = (), replacements: Iterable[Replacement] = ()
@@ -96,6 +108,14 @@ class Completeness:
         self._breaks.pop(name, None)
         if later:
             self._breaks[name] = later
+
+    def empty(self, emptied: EmptiedTopic) -> None:
+        """Add a snapshot that has emptied a topic, and ended before it had read the table."""
+        if emptied.name in self._of_name:
+            why = f"the snapshot {emptied.snapshot} has emptied it, and ended before it was full"
+            new = _Break(emptied.schema_id, emptied.since_lsn, why)
+            breaks = (*self._breaks.get(emptied.name, ()), new)
+            self._breaks[emptied.name] = tuple(sorted(breaks, key=lambda each: each.since_lsn))
 
     def newest_versions(self) -> list[SchemaRecord]:
         """Return the newest version of every relation."""

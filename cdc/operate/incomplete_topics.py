@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.log import reader
-from cdc.log.completeness import Completeness
 from cdc.snapshot.incremental import topic
 from cdc.source.members import read_members
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.completeness import IncompleteTopic
+    from cdc.log.completeness import Completeness, IncompleteTopic
     from cdc.source.connection import Connection
 
 
@@ -27,9 +26,6 @@ def read_incomplete(
 
 def incomplete_by_log(config: Config) -> list[IncompleteTopic]:
     """Return the incomplete topics without asking the catalog. Blocks."""
-    completeness = Completeness(reader.read_schemas(config))
-    if completeness.incomplete_names:
-        # After the versions, which it names.
-        for replacement in topic.read_all(config).replacements:
-            completeness.replace(replacement)
-    return completeness.incomplete(None)
+    versions = reader.read_schemas(config)
+    # After the versions, which its records name.
+    return topic.completeness(versions, topic.read_all(config)).incomplete(None)

@@ -74,7 +74,7 @@ class LogStatusReader:
             schemas=tuple(versions),
             snapshot=topic.state_in(config, entries),
             incremental_snapshots=tuple(taken.snapshots),
-            completeness=Completeness(versions, taken.replacements),
+            completeness=incremental_topic.completeness(versions, taken),
         )
 
     def _frontier(self, frontiers: NewestRecords) -> FrontierRecord | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import lockstep
 from cdc.cli.main import run
 from cdc.errors import Exit
 from cdc.operate.commands import tables
@@ -176,3 +177,41 @@ def test_a_table_renamed_while_it_is_replaced_is_complete_under_its_new_name(
     messages = read_to_end(line.config, {topic: line.resume()[0].partitions[topic]})
     ops = [json.loads(message.value() or b"")["op"] for message in messages]
     assert ops.count("t") == 1, "rows of a table that had the name before would stay"
+
+
+def test_a_topic_that_a_stopped_snapshot_has_emptied_is_incomplete_until_it_is_read_again(
+    pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = pipeline(
+        _TABLE,
+        # So many that they are still being read when the daemon is asked to stop.
+        "INSERT INTO t SELECT i, 1 FROM generate_series(1, 10000) i",
+        batch={"max_events": 200, "max_wait_ms": 20},
+    )
+    line.start().wait_ready()
+    wait_state(line, begin(line, "public.t"))
+    assert incomplete(line) == {}
+    number = begin(line, "public.t", anew=True)
+    wait_until(lambda: emptied(line, number), "it is not emptied")
+    say(line, do="stop", id=number)
+    assert wait_state(line, number, "stopped").emptied_under
+    assert incomplete(line) == {"public.t": True}
+    wait_until(lambda: health(line) == (503, {"topic"}), "/healthz does not show it")
+    # The log shows it, whichever process reads it.
+    assert line.daemon.term() == 0
+    line.start().wait_ready()
+    wait_until(lambda: health(line) == (503, {"topic"}), "/healthz does not show it")
+    with lockstep.Client(line.config) as client:
+        [found] = client.incomplete()
+    assert f"the snapshot {number} has emptied it" in found.why
+    assert found.remedy == "cdc snapshot public.t --replace"
+    assert int(found.since_lsn)
+    assert run(["snapshot", "public.t", "--replace", "--wait", "-c", str(line.config_file)]) == 0
+    wait_until(lambda: health(line) == (200, set()), "/healthz still shows it")
+    assert incomplete(line) == {}
+    wait_until(lambda: status(line, capsys)[0] == Exit.OK, "it is not well")
+
+
+def emptied(line: PipelineUnderTest, number: str) -> bool:
+    """Return whether a snapshot has emptied its topic."""
+    return any(each.emptied_under for each in live_topic.read(line.config) if each.id == number)

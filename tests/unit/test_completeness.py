@@ -6,7 +6,7 @@ import pytest
 
 from cdc.events import LSN
 from cdc.log import records
-from cdc.log.completeness import Completeness, IncompleteTopic, Name
+from cdc.log.completeness import Completeness, EmptiedTopic, IncompleteTopic, Name
 from cdc.log.records import Replacement, SchemaRecord
 
 T, U = ("public", "t"), ("public", "u")
@@ -110,3 +110,16 @@ def test_a_version_is_reported_when_it_is_added() -> None:
 def test_a_replacement_is_read_as_it_was_written() -> None:
     record = replacement(T, 3)
     assert records.decode(Replacement, records.encode(record), "topic") == record
+
+
+def test_a_topic_that_was_emptied_is_incomplete_until_it_is_replaced() -> None:
+    completeness = Completeness(versions("1 t", "2 u"), [replacement(T, 1)])
+    for name in T, ("public", "unknown"):
+        completeness.empty(EmptiedTopic(name, 1, LSN(7), "a1"))
+    [topic] = completeness.incomplete(None)
+    assert (topic.name, topic.since_lsn, topic.remedy) == (
+        ("public.t", LSN(7), "cdc snapshot public.t --replace")
+    )
+    assert "the snapshot a1 has emptied it" in topic.why
+    completeness.replace(replacement(T, 1))
+    assert completeness.incomplete(None) == []

@@ -20,7 +20,12 @@ from tests.unit.test_control_doctor import CONFIG
 
 
 def ended(number: int, state: str = "done", **given: Any) -> IncrementalRecord:  # noqa: ANN401
-    fields = {"pipeline": "p", "id": f"a{number}", "schema": "public", "table": f"t{number}"}
+    fields: dict[str, Any] = {
+        "pipeline": "p",
+        "id": f"a{number}",
+        "schema": "public",
+        "table": f"t{number}",
+    }
     fields |= {"began_at_us": number, "at_us": number, "state": state, **given}
     return msgspec.convert(fields, IncrementalRecord)
 
@@ -57,9 +62,10 @@ def test_a_failed_snapshot_is_kept_until_it_is_acknowledged_or_read_since() -> N
     later = [ended(number) for number in range(10, 10 + KEPT)]
     read_again = ended(9, table="t2")
     known = [ended(1, "failed"), ended(2, "failed"), ended(3, "stopped"), read_again, *later]
+    known.append(ended(4, "stopped", emptied_under=1))  # what its topic lacks is shown by this
     # Its keys were not logged, so that the session can't continue it.
     fails = ended(0, "running", keys=True, withheld=True)
-    assert kept([fails, *known]) == {"a0", "a1", *(each.id for each in later[1:])}
+    assert kept([fails, *known]) == {"a0", "a1", "a4", *(each.id for each in later[1:])}
 
 
 def test_the_snapshots_that_ended_first_are_forgotten_first() -> None:
@@ -75,7 +81,7 @@ def test_a_wait_remembers_the_snapshots_that_the_log_forgets(
 ) -> None:
     running = ended(2, "running")
     read = iter([[ended(1), running], [replace(running, state="done")]])
-    monkeypatch.setattr(snapshots.incremental_topic, "read", lambda _: next(read))
+    monkeypatch.setattr("cdc.snapshot.incremental.topic.read", lambda _: next(read))
     monkeypatch.setattr(snapshots, "daemon_streams", lambda _: True)
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert [each.state for each in snapshots.wait(CONFIG, ["a1", "a2"])] == ["done", "done"]

@@ -25,6 +25,17 @@ def test_a_table_that_is_renamed_while_it_is_replaced_is_emptied_under_its_new_n
         assert not job.over
 
 
+def test_a_snapshot_that_ended_early_has_left_its_topic_empty_until_another_replaces_it() -> None:
+    job = Job(replace(RECORD, emptied_under=3, state="stopped", at_us=5))
+    assert job.record.left_empty
+    job.replaced_by(replace(RECORD, table="u"))
+    assert job.record.left_empty
+    job.replaced_by(RECORD)
+    assert (job.record.left_empty, job.record.at_us, job.dirty) == (False, 5, True)
+    for record in replace(RECORD, emptied_under=3), replace(RECORD, emptied_under=3, state="done"):
+        assert not record.left_empty
+
+
 def test_a_snapshot_that_replaces_nothing_empties_no_topic() -> None:
     job = Job(RECORD)
     job.continue_as(OTHER)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
+    from cdc.events import LSN
     from cdc.snapshot.incremental.chunk_state import State
     from cdc.snapshot.incremental.commands import Command
     from cdc.snapshot.incremental.fetcher import Clock
@@ -198,10 +199,10 @@ class Job:
         factor = min(2.0, max(0.5, _CHUNK_SECONDS / max(rows.seconds, 0.001)))
         self._rows = int(min(self._sizes.most, max(self._sizes.least, self._rows * factor)))
 
-    def published(self, chunk: JobChunk, rows: Chunk, count: int, schema_id: int) -> None:
+    def published(self, chunk: JobChunk, rows: Chunk, count: int, schema_id: int, lsn: LSN) -> None:
         """Note that a chunk is published with the current transaction, in `count` events.
 
-        `schema_id` is the table's version there.
+        `schema_id` is the table's version there, and `lsn` the transaction's.
         """
         self._retries = 0
         record = self.record
@@ -209,7 +210,7 @@ class Job:
             record, rows=record.rows + count, why=None, failing_since_us=None, errors=0
         )
         if chunk.empties_table:
-            record = replace(record, empty_first=False, emptied_under=schema_id)
+            record = replace(record, empty_first=False, emptied_under=schema_id, emptied_lsn=lsn)
         elif not chunk.asked.keys:
             record = replace(
                 record,
@@ -279,6 +280,13 @@ class Job:
         """Set another record, to be written to the log."""
         self.record = replace(record, at_us=self._clock.time_ns() // 1_000)
         self.dirty = True
+
+    def replaced_by(self, other: IncrementalRecord) -> None:
+        """Note that another snapshot is responsible for a topic that this one may have emptied."""
+        if self.record.emptied_under and self.record.name == other.name:
+            # Not by `change`: when it ended is compared with the start of later ones.
+            self.record = replace(self.record, emptied_under=0)
+            self.dirty = True
 
     def take(self) -> IncrementalRecord:
         """Return the record to be written to the log; it is then not dirty."""

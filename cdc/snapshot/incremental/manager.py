@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.errors import CDCError, Policy
 from cdc.events import LSN
-from cdc.log import names, records
+from cdc.log import names
 from cdc.log.completeness import Completeness
 from cdc.log.records import Replacement
 from cdc.snapshot.incremental import chunk_rows, redaction
@@ -38,7 +38,7 @@ from cdc.snapshot.incremental.records import (
     forgettable,
     incremental_key,
 )
-from cdc.snapshot.incremental.topic import replacement_record
+from cdc.snapshot.incremental.topic import emptied_topic, incremental_record, replacement_record
 from cdc.snapshot.incremental.visibility import VisibilityBarrier
 from cdc.source import conditions
 from cdc.source.chunks import CONDITION_HINT, AbsentError
@@ -160,10 +160,8 @@ class IncrementalSnapshots:
         """Return the records for the next Kafka transaction, once."""
         taken, self._replaced = [*self._messages.take(), *self._replaced], []
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
-        changed = [(number, job) for number, job in self._jobs.items() if job.dirty]
-        for number, job in changed:
-            key = incremental_key(pipeline, number)
-            taken.append((topic, key, records.encode(job.take())))
+        changed = [job for job in self._jobs.values() if job.dirty]
+        taken += (incremental_record(self._config, job.take()) for job in changed)
         if changed:
             for number in forgettable(self.known(), self._clock.time_ns() // 1_000):
                 del self._jobs[number]
@@ -396,8 +394,13 @@ class IncrementalSnapshots:
             # others.
             self._fail(job, f"{error.what} (at LSN {LSN(rows.lsn)})", error.hint)
             return
-        job.published(chunk, read, count, self._table(read).encoder.schema.schema_id)
         at = self._sequencer.transaction_lsn
+        job.published(chunk, read, count, self._table(read).encoder.schema.schema_id, LSN(at))
+        if chunk.empties_table:
+            # What others have published so far is in the topic no more: they do not replace it.
+            for other in self._running():
+                if other is not job:
+                    other.replaced_by(job.record)
         self._governor.sent(at, chunk.high_at, len(read.rows), read.bytes)
         if job.over:
             self._end(job, "done")
@@ -447,6 +450,8 @@ class IncrementalSnapshots:
         job.enter(state, why)
         if state == "done" and job.record.emptied_under:
             self._note_replaced(job.record)
+        elif job.record.left_empty:
+            self._completeness.empty(emptied_topic(job.record))
         _log(job, "incremental snapshot ended")
         self._update_observed()
 
@@ -461,6 +466,9 @@ class IncrementalSnapshots:
             at_us=record.at_us,
         )
         self._completeness.replace(replacement)
+        for job in self._jobs.values():
+            if job.record.left_empty:
+                job.replaced_by(record)
         self._replaced.append(replacement_record(self._config, replacement))
 
     # -- commands ----------------------------------------------------------------------------------

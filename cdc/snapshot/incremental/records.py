@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from cdc.events import LSN
 from cdc.log.records import FORMAT
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ ACTIVE: Final = ("running", "paused")
 KEPT: Final = 100
 # More are kept for this long after their end, so that `--wait` sees how each ended.
 _SHOWN_SECONDS: Final = 60.0
+
+NO_LSN: Final = LSN(0)
 
 Key = tuple[str, ...]  # a key's values as Postgres writes them, in the key's order
 
@@ -52,6 +55,7 @@ class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
     empty_first: bool = msgspec.field(default=False, name="anew")
     # The table's version under which it was emptied; 0: it was not.
     emptied_under: int = 0
+    emptied_lsn: LSN = NO_LSN  # of the transaction that emptied it
     last: Key | None = None  # in the key's order, the log has the rows up to here
     # The greatest key at the start.
     up_to: Key | None = msgspec.field(default=None, name="to")
@@ -90,6 +94,11 @@ class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.empty_first or bool(self.emptied_under)
 
     @property
+    def left_empty(self) -> bool:
+        """Whether it has emptied the table in the log, and ended before it had read it."""
+        return bool(self.emptied_under) and self.state in {"stopped", "failed"}
+
+    @property
     def found_empty(self) -> bool:
         """Whether it has read the complete table, and no row was left to be published."""
         is_complete = not (self.keys or self.where or self.withheld)
@@ -116,7 +125,8 @@ def read_since(failed: IncrementalRecord, known: Iterable[IncrementalRecord]) ->
 def forgettable(known: Iterable[IncrementalRecord], now_us: int) -> list[str]:
     """Return the ids of the snapshots that need not be kept, of those that ended first.
 
-    One that has failed is kept until that is acknowledged, or the table was read since.
+    One that has failed is kept until that is acknowledged, or the table was read since; one that
+    has left its topic empty, until another has filled it.
     """
     over = sorted((each for each in known if not each.active), key=lambda each: each.at_us)
     done = defaultdict[str, list[IncrementalRecord]](list)
@@ -127,7 +137,9 @@ def forgettable(known: Iterable[IncrementalRecord], now_us: int) -> list[str]:
     return [
         each.id
         for each in over[:-KEPT]
-        if each.at_us < shown_us and (each.state != "failed" or read_since(each, done[each.name]))
+        if each.at_us < shown_us
+        and not each.left_empty
+        and (each.state != "failed" or read_since(each, done[each.name]))
     ]
 
 

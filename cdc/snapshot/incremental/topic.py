@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.log import names, reader, records, topics
+from cdc.log.completeness import Completeness, EmptiedTopic
 from cdc.log.records import Replacement
-from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, replacement_key
+from cdc.snapshot.incremental.records import (
+    CommandRecord,
+    IncrementalRecord,
+    incremental_key,
+    replacement_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from cdc.config import Config
+    from cdc.log.records import SchemaRecord
 
 
 class IncrementalLog(NamedTuple):
@@ -56,6 +63,28 @@ def log_in(config: Config, read: Iterable[SnapshotEntry]) -> IncrementalLog:
             replacements.append(records.decode(Replacement, entry.value, topic))
     found.sort(key=lambda record: record.began_at_us)
     return IncrementalLog(found, commands, replacements)
+
+
+def completeness(versions: Iterable[SchemaRecord], logged: IncrementalLog) -> Completeness:
+    """Return which topics are incomplete by the log's records; `versions` are oldest first."""
+    found = Completeness(versions, logged.replacements)
+    # After the replacements: what one has filled is not in the snapshots' records any more.
+    for record in logged.snapshots:
+        if record.left_empty:
+            found.empty(emptied_topic(record))
+    return found
+
+
+def emptied_topic(record: IncrementalRecord) -> EmptiedTopic:
+    """Return what a snapshot that ended early has left."""
+    name = record.schema, record.table
+    return EmptiedTopic(name, record.emptied_under, record.emptied_lsn, record.id)
+
+
+def incremental_record(config: Config, record: IncrementalRecord) -> tuple[str, bytes, bytes]:
+    """Return topic, key and value of a snapshot's record."""
+    key = incremental_key(config.pipeline, record.id)
+    return names.snapshot_topic(config.prefix), key, records.encode(record)
 
 
 def replacement_record(config: Config, replacement: Replacement) -> tuple[str, bytes, bytes]:

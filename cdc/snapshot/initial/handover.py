@@ -19,7 +19,7 @@ from cdc.log import digests, frontiers, names, reader, resume, topics
 from cdc.log.completeness import Completeness
 from cdc.log.publisher import fence
 from cdc.log.records import FrontierRecord, Replacement, ResumePosition
-from cdc.snapshot.incremental.topic import replacement_record
+from cdc.snapshot.incremental import topic as incremental_topic
 from cdc.snapshot.initial import due, topic
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
     )
     publisher.add(*topic.state_record(config, done))
     for each in _replacements(plan, versions, now_us):
-        publisher.add(*replacement_record(config, each))
+        publisher.add(*incremental_topic.replacement_record(config, each))
+    for incremental in incremental_topic.read(config):
+        if incremental.left_empty:  # the topic is full again
+            filled = replace(incremental, emptied_under=0)
+            publisher.add(*incremental_topic.incremental_record(config, filled))
     for key in known.keys:  # what is not needed once the snapshot is done
         publisher.add(names.snapshot_topic(config.prefix), key, None)
     publisher.commit()
