@@ -6,6 +6,7 @@ it is acknowledged, in any order; after a crash what was not is received again.
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -53,7 +54,11 @@ class GroupChanges:
     ) -> None:
         """Join the group, which starts at `start` if it is new."""
         self._config = config
-        self._group = Group(config, group, topics_of(config, tables), start)
+        # Received, and not taken: a loop over the changes may end before it has taken them all.
+        self._left = deque[GroupChange]()
+        self._group = Group(
+            config, group, topics_of(config, tables), start, released=self._give_away
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -63,11 +68,17 @@ class GroupChanges:
 
     def __iter__(self) -> Iterator[GroupChange]:
         while True:
-            yield from self.receive(_WAIT_SECONDS)
+            while self._left:
+                yield self._left.popleft()
+            arrived = self.receive(_WAIT_SECONDS)
+            self._left.extend(arrived)
 
     def receive(self, seconds: float) -> list[GroupChange]:
         """Return the changes that have arrived; wait up to `seconds` for some."""
-        return [self._change(each) for each in self._group.receive(seconds)]
+        arrived = self._group.receive(0.0 if self._left else seconds)
+        changes = [*self._left, *map(self._change, arrived)]
+        self._left.clear()
+        return changes
 
     def acknowledge(self, change: GroupChange) -> None:
         """Note that a change is done.
@@ -83,6 +94,12 @@ class GroupChanges:
             self._group.commit()
         finally:
             self._group.close()
+
+    def _give_away(self, leaving: set[Partition]) -> None:
+        """Drop what was not taken of partitions that go to other members, which receive it."""
+        left = [each for each in self._left if each.partition not in leaving]
+        self._left.clear()
+        self._left.extend(left)
 
     def _change(self, received: Received) -> GroupChange:
         return change_of(
