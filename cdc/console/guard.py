@@ -118,7 +118,7 @@ class Guard:
         hosts, origins = _all(headers, b"host"), _all(headers, b"origin")
         if len(hosts) != 1 or name_of(hosts[0]) not in self._hosts:
             return 421, "this is not a name of the console; `cdc console --host NAME` adds one"
-        if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+        if any(_host_of(origin) != hosts[0].lower() for origin in origins):
             return 403, "a page of another origin asks"
         sites = _all(headers, b"sec-fetch-site")
         if path.startswith(DATA) and any(site not in {"same-origin", "none"} for site in sites):
@@ -191,6 +191,14 @@ def _is_asked_by_page(headers: list[tuple[bytes, bytes]]) -> bool:
         and _all(headers, ASKED_BY_PAGE[0]) == [ASKED_BY_PAGE[1]]
         and _all(headers, b"content-type") == ["application/json"]
     )
+
+
+def _host_of(origin: str) -> str | None:
+    """Return the host and port in an Origin header; None where it can't be parsed."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def name_of(host: str) -> str:

@@ -77,7 +77,9 @@ def test_a_name_that_was_rebound_to_loopback_is_refused(host: str, path: str) ->
     assert ask(path, host=host)[0] == 421
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:1", "file://", "http://["]
+)
 def test_a_page_of_another_origin_is_refused(origin: str) -> None:
     assert ask(origin=origin)[0] == 403
     assert ask(origin="http://localhost:8600")[0] == 200
