@@ -75,7 +75,8 @@ class Lanes:
     @property
     def failing(self) -> int:
         """How many lanes have failed and not succeeded since."""
-        return sum(lane.failures > 0 for lane in self._lanes.values())
+        # A copy, made at once: the thread that reports asks, while the run adds and deletes lanes.
+        return sum(lane.failures > 0 for lane in list(self._lanes.values()))
 
     @property
     def next_at(self) -> float | None:

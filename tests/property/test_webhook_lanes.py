@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.deliver.lanes import KeyedEvent, Lanes, Sending
+from cdc.deliver.lanes import KeyedEvent, Lane, Lanes, Sending
 from cdc.log.groups import GroupProgress
 
 
@@ -115,3 +116,17 @@ def test_what_is_committed_never_passes_what_is_not_acknowledged(
         assert progress.committed == min(left, default=offsets[-1] + 1)
     progress.skip(50)
     assert progress.committed == 50
+
+
+def test_what_fails_is_counted_while_the_run_adds_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reports are written by another thread."""
+    lanes = Lanes(1)
+    for offset in range(3):
+        lanes.add(event(offset, offset))
+
+    def failures(_: Lane) -> int:
+        lanes.add(event(len(lanes), len(lanes)))
+        return 1
+
+    monkeypatch.setattr(Lane, "failures", property(failures, lambda *_: None))
+    assert lanes.failing == 3
