@@ -31,7 +31,7 @@ from cdc.encode.encoder import Encoder
 from cdc.log import records
 from cdc.log.publisher import Publisher
 from cdc.sequence.spool import Spool
-from cdc.snapshot.incremental.topic import IncrementalLog
+from cdc.snapshot.incremental.topic import IncrementalLog, completeness
 from cdc.source.lookups import Lookup, SentTable, TableFacts
 from cdc.source.publications import PublicationVersion
 from cdc.source.stream import Stream
@@ -200,7 +200,9 @@ def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
         cdc.daemon.pipeline: {
             "time": _Clock(),
             "Stream": SimulatedStream,
-            "incremental_topic": _Current(load=lambda *_: IncrementalLog([], [], [])),
+            "incremental_topic": _Current(
+                load=lambda *_: IncrementalLog([], [], []), completeness=completeness
+            ),
             "SourceMonitor": lambda *_: Nothing(),
         },
         cdc.daemon.takeover: {
