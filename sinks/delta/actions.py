@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
 import obstore
@@ -98,7 +98,8 @@ class Files:
     """The storage of one table."""
 
     def __init__(self, uri: str, storage: Mapping[str, str]) -> None:
-        local = uri.removeprefix("file://")
+        # delta-rs names a local table by a URL.
+        local = unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
         self._folder = Path(local) if local.startswith("/") else None
         if self._folder is not None:
             self.store: ObjectStore = LocalStore(self._folder, mkdir=True)

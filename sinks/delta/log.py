@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _LOG: Final = "_delta_log"
-LOCAL: Final = "file://"
+_LOCAL: Final = "file://"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 
@@ -37,8 +37,8 @@ def files(table: DeltaTable) -> PyFileSystem:
 
 def opened(table: DeltaTable, path: str) -> pa.NativeFile:
     """Open a data file to be read: a local one without calls into Python for each of its parts."""
-    if table.table_uri.startswith(LOCAL):
-        return pa.OSFile(unquote(table.table_uri.removeprefix(LOCAL) + path))
+    if table.table_uri.startswith(_LOCAL):
+        return pa.OSFile(unquote(table.table_uri.removeprefix(_LOCAL) + path))
     return files(table).open_input_file(unquote(path))
 
 

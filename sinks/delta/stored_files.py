@@ -16,7 +16,6 @@ from bisect import bisect_right
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -180,8 +179,7 @@ class StoredFiles:
 
         The commit of a known number is another one after the table was restored.
         """
-        uri = table.table_uri
-        there = Files(unquote(uri) if uri.startswith(log.LOCAL) else uri, self._storage)
+        there = Files(table.table_uri, self._storage)
         version = there.tagged(table.version())
         same = known.get(version.number)
         if same is not None and version.tag is not None and same.version == version:

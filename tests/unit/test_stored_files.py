@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lockstep.sinks.delta import log
+from lockstep.sinks.delta.actions import Files
 from lockstep.sinks.delta.stored_files import StoredFiles
 
 _SCHEMA = pa.schema([("n", pa.int64())])
@@ -87,3 +88,13 @@ def test_a_table_that_did_not_fit_is_tried_again_once_it_is_smaller(tmp_path: Pa
     assert _found(files, tmp_path, 3) is None
     DeltaTable(tmp_path).delete("n > 9")
     assert _found(files, tmp_path, 3) == [3]
+
+
+def test_a_table_is_found_by_the_name_that_delta_gives_it(tmp_path: Path) -> None:
+    """Which is a URL of a local one: its path may have to be quoted there."""
+    path = tmp_path / "a lake, 5 %"
+    _write(path, 1)
+    by_name = Files(DeltaTable(path).table_uri, {})
+    assert by_name.tagged(0) == Files(str(path), {}).tagged(0)
+    assert by_name.has(by_name.tagged(0)), "it has a tag"
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
