@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Applied
+    from lockstep.sinks.delta.actions import TaggedVersion
     from lockstep.sinks.delta.frontier_rows import FrontierRow, Place
 
 # The actions of a commit that only appends rows.
@@ -40,9 +41,8 @@ class FrontierTail:
         self._path = f"{root.rstrip('/')}/{frontier_rows.NAME}"
         self._storage = storage
         self._files: Files | None = None
-        # What was read: up to which version, the tag of its commit, and the newest rows by order.
-        self.version = -1
-        self._tag: str | None = None
+        # What was read: up to which version, and the newest rows by order.
+        self._read: TaggedVersion | None = None
         self._rows: dict[tuple[int, int], FrontierRow] = {}
         # The versions of the newest full rows, on which partial ones depend.
         self._full: dict[Place, Mapping[str, int]] = {}
@@ -50,7 +50,7 @@ class FrontierTail:
     @property
     def exists(self) -> bool:
         """Whether the last look found the table."""
-        return self.version >= 0
+        return self._read is not None
 
     def table(self) -> DeltaTable | None:
         """Return the table at its newest version; None if there is none."""
@@ -73,7 +73,7 @@ class FrontierTail:
         return frontier_rows.newest(frontier_rows.rows(table, frontier_rows.at_frontier(applied)))
 
     def _load(self) -> None:
-        self.version, self._rows, self._full = -1, {}, {}
+        self._read, self._rows, self._full = None, {}, {}
         table = self.table()
         if table is None:
             return
@@ -83,24 +83,20 @@ class FrontierTail:
         if found is not None:
             self._add(found)
         # Last: after an error the next look loads the table.
-        self._files = files
-        self.version, self._tag = read
+        self._files, self._read = files, read
 
     def _has_followed(self) -> bool:
         """Read what was appended since the last look; return False if that is not all."""
-        if self._files is None or not self.exists or self._tag is None:
+        if self._files is None or self._read is None or not self._files.has(self._read):
             return False
-        if self._files.tag(log_name(self.version)) != self._tag:
-            return False
-        while (commit := self._commit(self.version + 1)) is not None:
+        while (commit := self._commit(self._read.number + 1)) is not None:
             actions = [json.loads(line) for line in commit.splitlines() if line.strip()]
             if not {name for action in actions for name in action} <= _APPENDING:
                 return False
             for action in actions:
                 if "add" in action and not self._append(action["add"]["path"]):
                     return False
-            self.version += 1
-            self._tag = self._files.tag(log_name(self.version))
+            self._read = self._files.tagged(self._read.number + 1)
         return True
 
     def _commit(self, version: int) -> bytes | None:
