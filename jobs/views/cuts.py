@@ -121,6 +121,8 @@ class ViewCuts(MirrorCuts):
         They have the seq of the cut, so our rows of it would not replace them. `stored` has the
         definitions in the store, which are written before the first row. The next cut ends later.
         """
+        if not cut.repeats:
+            return
         seq = cut.after.applied.seq
         others = [
             each.name
@@ -131,7 +133,7 @@ class ViewCuts(MirrorCuts):
             # One that replaces has deleted the rows of earlier ones.
             and (found.seq == seq or not cut.replaces)
         ]
-        if cut.repeats and others:
+        if others:
             self._skipped = _Skipped(seq, None)
             raise OvertakenError(
                 f"a cut to seq {seq} was started with other definitions of {', '.join(others)}",
@@ -167,20 +169,18 @@ class ViewCuts(MirrorCuts):
         with self._working(cut, plans) as (spark, tables):
             computed: list[Iterator[Changes]] = []
             builds: list[Iterator[Changes]] = []
+            changed: dict[str, Definition] = {}
             for view in plans:
                 work = Computation(spark, view, tables, cut, self._answers, self._costs, build)
                 due = _due(view, stored, after.seq)
                 found = self._answered(work, view, cut, due)
+                if due:
+                    changed[view.name] = view.definition.at(after.seq, stored.get(view.name))
                 if work.builds(due):
                     builds.append(found)
                 else:
                     computed.append(_with_first(found))
                     gc.collect(1)  # the JVM holds a view's DataFrames until cycles are collected
-            changed = {
-                each.name: each.definition.at(after.seq, stored.get(each.name))
-                for each in plans
-                if _due(each, stored, after.seq)
-            }
             # Before any row, so that a cut that is repeated shows by which these were computed.
             if changed:
                 yield definitions.changes(changed, after)
