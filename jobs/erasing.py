@@ -77,7 +77,8 @@ class Erasing:
         search = versions.InArchive(config, self._archive)
         self._keys: Collection[bytes] = log_keys(table, key, search.schemas())
         self._topic, self._messages = versions.topic_of(config, table), messages
-        self._expect_archived(self._find())
+        self._subject = self._find()
+        self._expect_archived(self._subject)
 
     def _find(self) -> Subject:
         """Return the row in the loaded archive, with the messages; ConfigError if it exists."""
@@ -100,7 +101,7 @@ class Erasing:
     def run(self) -> Outcome:
         """Erase it; complete what earlier erasures have left."""
         config, archive = self._config, self._archive
-        erasure = erasing.erase(config, archive, self._find)
+        erasure = erasing.erase(config, archive, self._subject, self._find)
         archive.find()
         places = erasing.places(archive)
         if not places:

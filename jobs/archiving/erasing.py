@@ -173,20 +173,19 @@ def still_there(config: Config, topic: str) -> ConfigError:
 
 
 def erase(
-    config: Config, archive: ArchiveTable, find_subject: Callable[[], Subject]
+    config: Config, archive: ArchiveTable, subject: Subject, find_again: Callable[[], Subject]
 ) -> Erasure | None:
-    """Erase a subject by one commit; None if the archive has nothing of it (any more).
+    """Erase a subject of the loaded archive by one commit; None if that has nothing of it.
 
-    `find_subject` finds it in each version that is loaded, because a commit of another process may
-    have events of it: raises as that does.
+    `find_again` finds it after a commit of another process, which may have events of it: raises as
+    that does.
     """
     for _ in range(TRIES):
-        archive.find()
-        subject = find_subject()
         try:
             return _erase(config, archive, subject) if subject.every else None
         except ConflictError:
-            continue
+            archive.find()
+            subject = find_again()
     raise lake.busy(archive.path)
 
 
