@@ -216,7 +216,10 @@ def test_a_command_that_empties_a_table_takes_no_condition() -> None:
     assert hearing.refusals.counts == {("command", "not readable"): 2}
 
 
-def test_signals_start_no_more_snapshots_than_may_be_active() -> None:
+def test_signals_start_no_more_snapshots_than_may_be_active(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cdc.snapshot.incremental.records.MOST_KEPT", KEPT)
     hearing = Hearing()
     most, xids = commands.MAX_ACTIVE[commands.SIGNAL], itertools.count(1_000)
 

@@ -14,7 +14,13 @@ from cdc.operate.commands import snapshots
 from cdc.snapshot.incremental.commands import Command
 from cdc.snapshot.incremental.job import MAX_ERRORS, Job
 from cdc.snapshot.incremental.manager import IncrementalSnapshots
-from cdc.snapshot.incremental.records import KEPT, IncrementalRecord, TableName, forgettable
+from cdc.snapshot.incremental.records import (
+    KEPT,
+    MOST_KEPT,
+    IncrementalRecord,
+    TableName,
+    forgettable,
+)
 from cdc.snapshot.incremental.topic import IncrementalLog
 from tests.unit.test_control_doctor import CONFIG
 
@@ -74,6 +80,11 @@ def test_the_snapshots_that_ended_first_are_forgotten_first() -> None:
     known = [ended(1, at_us=minute_us), *(ended(number) for number in range(2, 4 + KEPT))]
     assert forgettable(known, 2 * minute_us) == ["a2", "a3", "a4"]
     assert forgettable(known, minute_us) == []
+
+
+def test_a_bounded_number_of_failed_snapshots_is_kept() -> None:
+    known = [ended(number, "failed") for number in range(MOST_KEPT + 2)]
+    assert forgettable(known, 0) == ["a0", "a1"]
 
 
 def test_a_wait_remembers_the_snapshots_that_the_log_forgets(

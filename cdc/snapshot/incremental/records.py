@@ -23,6 +23,8 @@ ACTIVE: Final = ("running", "paused")
 KEPT: Final = 100
 # More are kept for this long after their end, so that `--wait` sees how each ended.
 _SHOWN_SECONDS: Final = 60.0
+# Never more than this, also of failed ones: who may write signals could otherwise fill the log.
+MOST_KEPT: Final = 10_000
 
 NO_LSN: Final = LSN(0)
 
@@ -126,7 +128,7 @@ def forgettable(known: Iterable[IncrementalRecord], now_us: int) -> list[str]:
     """Return the ids of the snapshots that need not be kept, of those that ended first.
 
     One that has failed is kept until that is acknowledged, or the table was read since; one that
-    has left its topic empty, until another has filled it.
+    has left its topic empty, until another has filled it. No more than MOST_KEPT that failed stay.
     """
     over = sorted((each for each in known if not each.active), key=lambda each: each.at_us)
     done = defaultdict[str, list[IncrementalRecord]](list)
@@ -134,13 +136,14 @@ def forgettable(known: Iterable[IncrementalRecord], now_us: int) -> list[str]:
         if each.state == "done":
             done[each.name].append(each)
     shown_us = now_us - _SHOWN_SECONDS * 1e6
-    return [
-        each.id
-        for each in over[:-KEPT]
-        if each.at_us < shown_us
-        and not each.left_empty
-        and (each.state != "failed" or read_since(each, done[each.name]))
-    ]
+
+    def is_kept(each: IncrementalRecord) -> bool:
+        failed = each.state == "failed" and not read_since(each, done[each.name])
+        return failed or each.at_us >= shown_us
+
+    surplus = [each for each in over[:-KEPT] if not each.left_empty]
+    too_many = len(over) - MOST_KEPT
+    return [each.id for at, each in enumerate(surplus) if at < too_many or not is_kept(each)]
 
 
 class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
