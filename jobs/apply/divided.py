@@ -24,6 +24,7 @@ import pyarrow as pa
 from cdc.events import row_key
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.cuts.reduce import parsed
+from lockstep.jobs.cuts.task_ranges import by_task
 from lockstep.jobs.spark.garbage import collect_seldom
 from lockstep.jobs.spark.shuffle import shuffled
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from lockstep.jobs.cuts.reduce import Events
     from lockstep.jobs.spark.shuffle import Pieces
 
-# The events of a task that reads small partitions: starting one takes as long as some thousand.
-_TASK_EVENTS: Final = 50_000
 # Events of a bucket, where a table has few; one that has many gets the most buckets, of more.
 BUCKET_EVENTS: Final = 20_000
 _MOST_BUCKETS: Final = 4_000
@@ -127,7 +126,7 @@ def divided(
         events = sum(many for (name, _), (_, many) in parts.items() if name == topic)
         tables[topic] = Buckets(number, max(1, min(ceil(events / BUCKET_EVENTS), _MOST_BUCKETS)))
         number += tables[topic].number
-    tasks = _tasks(parts)
+    tasks = by_task(parts)
     numbers = context.parallelize(range(len(tasks)), len(tasks))
     # After the buckets there is a partition with the counts.
     pieces = shuffled(numbers, partial(_read, config, tasks, tables, number), number + 1)
@@ -140,21 +139,6 @@ def divided(
             others = buckets.get(bucket, (0, 0))
             buckets[bucket] = others[0] + events, others[1] + size
     return Divided(found, tables, buckets, pieces)
-
-
-def _tasks(
-    parts: Mapping[Partition, tuple[OffsetRange, int]],
-) -> list[dict[Partition, OffsetRange]]:
-    """Return what each task reads: a large partition, or several small ones."""
-    tasks: list[dict[Partition, OffsetRange]] = []
-    left = 0
-    for place, (wanted, events) in sorted(parts.items(), key=lambda part: -part[1][1]):
-        if events > left:
-            tasks.append({})
-            left = _TASK_EVENTS
-        tasks[-1][place] = wanted
-        left -= events
-    return tasks
 
 
 # -- in executors ----------------------------------------------------------------------------------

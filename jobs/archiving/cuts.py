@@ -94,12 +94,12 @@ class Cuts:
         frontiers = self._frontiers(cut, read)
         chain = self._expect_chain(cut, frontiers, before.chain)
         end = CutEnd(before.number + 1, _moved(before.applied, cut, ranges), chain)
-        large = {part[:2] for part in cut.parts} if self._is_large(cut) else set()
-        here = {place: each for place, each in ranges.items() if place not in large}
-        in_tasks = {place: each for place, each in ranges.items() if place in large}
+        events = {part[:2]: part.events for part in cut.parts} if self._is_large(cut) else {}
+        here = {place: each for place, each in ranges.items() if place not in events}
+        in_tasks = {place: ranges[place] for place in events}
         check = CutCheck(frontiers)
         checks = {place: check.partition(place) for place in ranges}
-        tasks = self._start_tasks(end.number, in_tasks, checks) if large else None
+        tasks = self._start_tasks(end.number, in_tasks, events, checks) if events else None
         return StartedCut(cut, end, read, here, in_tasks, checks, tasks)
 
     def archive(
@@ -178,16 +178,19 @@ class Cuts:
         self,
         number: int,
         ranges: Mapping[Partition, OffsetRange],
+        events: Mapping[Partition, int],
         checks: Mapping[Partition, SpanCheck],
     ) -> CutTasks:
         from lockstep.jobs.archiving.tasks import CutTasks  # noqa: PLC0415 - of the extra `spark`
 
         assert self._spark is not None
-        left = {place: self._reader.remaining(place, each) for place, each in ranges.items()}
-        theirs = {place: checks[place] for place in ranges}
+        left = {
+            place: (self._reader.remaining(place, wanted), events[place])
+            for place, wanted in ranges.items()
+        }
         self._tasks = [each for each in self._tasks if not each.has_ended]
         before = self._tasks[-1] if self._tasks else None
-        started = CutTasks(self._spark(), self._config, number, left, theirs, before)
+        started = CutTasks(self._spark(), self._config, number, left, checks, before)
         self._tasks.append(started)
         return started
 
@@ -218,17 +221,12 @@ class Cuts:
         """Return what executors have written, once they have."""
         spans: list[CutSpan] = []
         actions: list[Action] = []
-        found = started.tasks.results() if started.tasks is not None else []
-        by_place = {(each["topic"], each["partition"]): each for each in found}
-        for place, wanted in started.in_tasks.items():
-            each = by_place.get(place)
-            if each is None:
-                self._expect_same(started.cut, place, wanted, started.checks[place].finish())
-                continue
-            differences = [DigestDifference(*place, *found) for found in each["differences"]]
-            self._expect_same(started.cut, place, wanted, differences)
-            spans.append(CutSpan(*place, *wanted, each["events"], each["records"], each["root"]))
-            actions += each["actions"]
+        for result in started.tasks.results() if started.tasks is not None else []:
+            actions += result.actions
+            for part in result.parts:
+                wanted = started.in_tasks[part.part]
+                self._expect_same(started.cut, part.part, wanted, part.differences)
+                spans.append(CutSpan(*part.part, *wanted, part.events, part.records, part.root))
         return spans, actions
 
     def _expect_same(

@@ -1,28 +1,28 @@
-"""Archive a large cut in executors: each reads, checks and writes one partition's records.
+"""Archive a large cut in executors: each task reads, checks and writes some partitions' records.
 
-The Kafka reader gives a task one partition in the order of its offsets. The task returns its span,
-the actions that add its files, and what differs from the frontiers' digests; the driver commits. A
-task that is repeated writes its files again under other names; Spark uses the result of one
-attempt, and no commit names the files of another.
+Tasks read with librdkafka, as the driver does for small cuts: of a large partition one task takes
+all, in the order of its offsets. It returns what it has read, the actions that add its files, and
+what differs from the frontiers' digests; the driver commits. A task that is repeated writes its
+files again under other names; Spark uses the result of one attempt, and no commit names the files
+of another.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import pyarrow as pa
-
+from cdc.log.ranges import RangeReader
 from lockstep.jobs.archiving.rows import CutRows
 from lockstep.jobs.archiving.writing import ArchiveWriter
 from lockstep.jobs.copying.driving import translated
-from lockstep.jobs.spark.kafka_options import reading
-from lockstep.jobs.spark.map_in_arrow import in_arrow
+from lockstep.jobs.cuts.task_ranges import by_task
+from lockstep.jobs.spark.garbage import collect_seldom
+from lockstep.jobs.spark.kafka_options import carried
 from lockstep.sinks.delta.actions import Files
 
 if TYPE_CHECKING:
@@ -32,15 +32,38 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.partitions import OffsetRange, Partition
-    from cdc.verify.digests import SpanCheck
+    from cdc.verify.digests import DigestDifference, SpanCheck
+    from lockstep.sinks.delta.actions import Action
 
-_RESULT: Final = "result string"
-_ARROW_BYTES: Final = "8m"
-_ARROW_ROWS: Final = 10_000
 # How long executors may take to end what is cancelled, and how often they are asked to.
 _STOP_SECONDS: Final = 20.0
 _ASK_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.02
+
+
+class TaskRange(NamedTuple):
+    """What a task reads of one partition, and what that is compared with."""
+
+    part: Partition
+    wanted: OffsetRange
+    check: SpanCheck
+
+
+class TaskPart(NamedTuple):
+    """What a task has archived of one partition."""
+
+    part: Partition
+    events: int
+    records: int
+    root: str  # of the Merkle tree over its records
+    differences: list[DigestDifference]
+
+
+class TaskResult(NamedTuple):
+    """What a task has archived, and the actions that add its files."""
+
+    parts: list[TaskPart]
+    actions: list[Action]
 
 
 class CutTasks:
@@ -51,39 +74,36 @@ class CutTasks:
         spark: SparkSession,
         config: Config,
         number: int,
-        ranges: Mapping[Partition, OffsetRange],
+        ranges: Mapping[Partition, tuple[OffsetRange, int]],
         checks: Mapping[Partition, SpanCheck],
         before: CutTasks | None,
     ) -> None:
         """Write the ranges' records to files, as those of the cut with this number.
 
+        Each range is given with about how many events it has.
         Spark runs tasks in the order of their jobs: those of the cut `before` come first.
         """
         self._spark, self._before = spark, before
         self._group = f"archive-{config.pipeline}-{number}-{time.monotonic_ns()}"
         self._title = f"archive of {config.pipeline}, cut {number}"
-        place = (config.archive.path or "", dict(config.archive.storage))
-        task = partial(_archived, place, config.prefix, number, dict(checks))
+        tasks = [
+            [TaskRange(part, wanted, checks[part]) for part, wanted in each.items()]
+            for each in by_task(ranges)
+        ]
+        place = config.archive.path or "", dict(config.archive.storage)
+        do = partial(_archived, carried(config), place, config.prefix, number, tasks)
         pool = ThreadPoolExecutor(1, "archive-cut")
-        self._ended = pool.submit(self._run, reading(config, ranges), task)
+        self._ended = pool.submit(self._run, len(tasks), do)
         pool.shutdown(wait=False)
 
-    def _run(
-        self,
-        options: dict[str, str],
-        task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    ) -> list[dict[str, Any]]:
-        spark = self._spark
-        spark.sparkContext.setJobGroup(self._group, self._title, interruptOnCancel=True)
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ARROW_ROWS))
-        spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
-        frame = spark.read.format("kafka").options(**options).load()
-        frame = frame.select("topic", "partition", "offset", "key", "value")
-        frame = in_arrow(frame, task, _RESULT)
+    def _run(self, tasks: int, do: Callable[[int, object], Iterator[TaskResult]]) -> list[Any]:
+        context = self._spark.sparkContext
+        context.setJobGroup(self._group, self._title, interruptOnCancel=True)
+        numbers = context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(do)
         while self._before is not None and not self._before.has_job:
             time.sleep(_LOOK_SECONDS)
         self._before = None
-        return [json.loads(row.result) for row in frame.collect()]
+        return numbers.collect()
 
     @property
     def has_ended(self) -> bool:
@@ -95,7 +115,7 @@ class CutTasks:
         tracker = self._spark.sparkContext.statusTracker()
         return self.has_ended or bool(tracker.getJobIdsForGroup(self._group))
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[TaskResult]:
         """Return what each task returns, once all have ended; raise what one has raised."""
         try:
             return self._ended.result()
@@ -113,34 +133,25 @@ class CutTasks:
 
 
 def _archived(
+    config: Config,
     place: tuple[str, dict[str, str]],
     prefix: str,
     number: int,
-    checks: dict[Partition, SpanCheck],
-    batches: Iterator[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Archive what a task reads; runs in an executor."""
+    tasks: list[list[TaskRange]],
+    task: int,
+    _: object,
+) -> Iterator[TaskResult]:
+    """Archive a task's ranges; runs in an executor."""
+    collect_seldom()
     writer = ArchiveWriter(Files(*place))
-    rows: CutRows | None = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        if rows is None:
-            topic, partition = batch["topic"][0].as_py(), batch["partition"][0].as_py()
-            rows, check = CutRows(prefix, number, topic, partition), checks[topic, partition]
-        # Of the other columns no object is made for each record.
-        read = [batch[name].to_pylist() for name in ("offset", "key", "value")]
-        check.add(*read)
-        writer.add(rows.add(*read))
-    if rows is None:
-        return
-    result = {
-        "topic": topic,
-        "partition": partition,
-        "events": rows.events,
-        "records": rows.tree.count,
-        "root": rows.tree.root().hex(),
-        "actions": writer.finish(),
-        "differences": [[found.what, found.is_short] for found in check.finish()],
-    }
-    yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
+    checks = {each.part: each.check for each in tasks[task]}
+    rows = {part: CutRows(prefix, number, *part) for part in checks}
+    with closing(RangeReader(config)) as log:
+        for part, read in log.columns({each.part: each.wanted for each in tasks[task]}):
+            checks[part].add(*read)
+            writer.add(rows[part].add(*read))
+    parts = [
+        TaskPart(part, its.events, its.tree.count, its.tree.root().hex(), checks[part].finish())
+        for part, its in rows.items()
+    ]
+    yield TaskResult(parts, writer.finish())
