@@ -62,7 +62,8 @@ def write(
     files: Files, rows: pa.Table, *, is_new: bool = True, schema: pa.Schema = layout.SCHEMA
 ) -> dict[str, Any]:
     """Write one file; return the action that adds it. Not `is_new`: its rows were there before."""
-    rows = rows.sort_by([(name, "ascending") for name in layout.SORTED_BY])
+    # Of one chunk: its rows are compared and taken in a third of the time.
+    rows = rows.combine_chunks().sort_by([(name, "ascending") for name in layout.SORTED_BY])
     data = as_parquet(rows, schema)
     path = f"part-{uuid4()}{FILE_SUFFIX}"
     files.put(path, data)
