@@ -69,6 +69,10 @@ _SILENCE_MS: Final = 900_000
 # Clocks of a producer may have been set back in between.
 _MARGIN_MS: Final = 60_000
 _AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local errors are spelled so
+_NO_OFFSET: Final = {
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - as above
+    KafkaError.OFFSET_OUT_OF_RANGE,
+}
 
 
 class Received(NamedTuple):
@@ -337,6 +341,13 @@ class Group:
             if progress is not None:
                 _expect_held(self.name, partition, progress.committed, held)
         doing = f"reading {partition[0]} [{partition[1]}]"
+        if error.code() in _NO_OFFSET:
+            # The client reads the partition no longer, and says so this once.
+            raise UnavailableError(
+                f"{doing}: the broker lacked the offset that the group {self.name} was at, and now"
+                " says that it has it",
+                hint="join the group again: it goes on at what is committed",
+            )
         if error.code() in UNREADABLE:
             # What the client receives after it is not what follows: the batch is incomplete.
             self._met_damage = True

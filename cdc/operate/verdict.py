@@ -274,7 +274,10 @@ def _initial(config: Config, facts: PipelineFacts) -> Iterator[Cause]:
 
 
 def _incremental_snapshots(facts: PipelineFacts) -> Iterator[Cause]:
-    """Yield the incremental snapshots that fail, or have failed and were not acknowledged."""
+    """Yield the incremental snapshots that fail, or have failed and were not acknowledged.
+
+    Of paused ones those that have emptied their topic.
+    """
     for each in facts.incremental_snapshots:
         name, why = f"the snapshot {each.id} of {each.name}", each.why or "the log has no reason"
         if each.state == "failed" and not read_since(each, facts.incremental_snapshots):
@@ -285,6 +288,11 @@ def _incremental_snapshots(facts: PipelineFacts) -> Iterator[Cause]:
             )
             what = f"{name} has failed: {why}"
             yield _failed("incremental_snapshot", what, f"{remedy} acknowledges it", since)
+        elif each.state == "paused" and each.emptied_under:
+            what = f"{name} is paused, and the topic has {each.rows:,} of the table's rows so far"
+            remedy = f"`cdc snapshot resume {each.id}` reads the rest"
+            since = max(0.0, (facts.now_us - each.at_us) / 1e6)
+            yield Cause(Level.DEGRADED, "incremental_snapshot", what, remedy, since)
         elif each.state == "running" and each.failing_since_us is not None:
             since = max(0.0, (facts.now_us - each.failing_since_us) / 1e6)
             if not each.errors and since < _WAITS_SECONDS:

@@ -9,11 +9,13 @@ from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import TopicPartition
 
 import lockstep
 from cdc.cli.group import group
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, UnavailableError
 from cdc.log import group_records, names
+from cdc.log.groups import BEGINNING, Group
 from cdc.operate.compaction import LagsReader
 from tests.fixtures.daemon import START_SECONDS, NewPipeline, PipelineUnderTest, wait_until
 
@@ -146,3 +148,18 @@ def test_a_record_that_cannot_be_read_hides_no_later_one(
         for _ in range(2):
             with pytest.raises(ConfigError, match=why):
                 lags.lagging(0.0, topic)
+
+
+def test_a_member_whose_offset_the_broker_lacked_joins_again(pipeline: NewPipeline) -> None:
+    """As while an unclean leader has less than the one before: the client would read no more."""
+    line = started(pipeline, 20)
+    topic = names.data_topic(line.config.prefix, "public", "t")
+    with closing(Group(line.config, "g", [topic], BEGINNING)) as member:
+        wait_until(lambda: member.receive(0.2), "nothing is received")
+        for each in member.partitions:
+            vars(member)["_client"].seek(TopicPartition(*each, 1_000_000))
+        with pytest.raises(UnavailableError, match="join the group again"):
+            wait_until(lambda: member.receive(0.2), "the member stands still", 60.0)
+    with lockstep.Client(line.config) as client:
+        again = read(client, "g", lambda found: len(found) == 20)
+    assert {each.seq for each in again} == set(range(1, 21))

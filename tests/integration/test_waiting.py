@@ -76,6 +76,27 @@ def test_a_snapshot_that_takes_longer_ends_the_wait_as_temporary(
     wait_until(lambda: live_topic.read(line.config)[0].state == "done", "it is not read")
 
 
+@pytest.mark.slow
+def test_a_chunk_that_waits_for_a_lock_is_given_up_with_its_snapshot(
+    pipeline: NewPipeline,
+) -> None:
+    """Other snapshots wait with it, and say so."""
+    line = pipeline(_TABLE, _ROWS, "CREATE TABLE other (id int PRIMARY KEY)")
+    line.start().wait_ready()
+    with line.database.connect() as connection, connection.transaction():
+        connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        locked = begin(line, "public.t")
+        wait_until(lambda: waits(line, locked), "the lock is not reported")
+        other = begin(line, "public.other")
+        wait_until(lambda: waits(line, other), "what the other one waits for is not reported")
+        snapshots.control(line.config, "stop", locked)
+        found = {each.id: each for each in snapshots.wait(line.config, [locked, other])}
+    assert {number: each.state for number, each in found.items()} == {
+        locked: "stopped",
+        other: "done",
+    }
+
+
 def waits(line: PipelineUnderTest, number: str) -> bool:
     found = next(each for each in live_topic.read(line.config) if each.id == number)
     return found.failing_since_us is not None and "a lock" in (found.why or "")

@@ -261,6 +261,10 @@ def states_of_snapshots() -> dict[str, State]:
             {"incremental_snapshots": (live(failing_since_us=ago(30), why="waits for 7"),)},
             Level.DEGRADED, "has read nothing for 30 s: waits for 7", 0,
         ),
+        "a paused snapshot that has emptied its topic": (
+            {"incremental_snapshots": (live("paused", emptied_under=3, rows=1_200),)},
+            Level.DEGRADED, "is paused, and the topic has 1,200 of the table's rows so far", 0,
+        ),
         "an incremental snapshot that failed": (
             {"incremental_snapshots": (live("failed", why="no key", at_us=ago(DAY)),)},
             Level.FAILED, "has failed: no key", 1,

@@ -77,6 +77,11 @@ class Fetcher:
         reading.result()
         return True
 
+    def cancel(self) -> None:
+        """End what the chunk that is read waits for; `finished` raises that."""
+        if source := self._source:
+            source.cancel()
+
     def poll(self, barrier: VisibilityBarrier) -> None:
         """Show the barrier the open transactions whenever it is due. Raises the check's error."""
         now = self._clock.monotonic()
@@ -95,8 +100,7 @@ class Fetcher:
     def close(self) -> None:
         """Close the connection, whatever it waits for, and refuse further reads."""
         self._closed = True
-        if source := self._source:
-            source.cancel()
+        self.cancel()
         self._worker.submit(self._disconnect)
 
     # -- the worker's side ---------------------------------------------------------------------

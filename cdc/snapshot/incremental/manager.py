@@ -75,6 +75,7 @@ _FULL: Final = (
 )
 # A chunk takes a fraction of a second.
 _SLOW_SECONDS: Final = 10.0
+_LOCKED: Final = "it may wait for a lock"
 
 
 class IncrementalSnapshots:
@@ -207,12 +208,16 @@ class IncrementalSnapshots:
         return True
 
     def _note_slow(self, chunk: JobChunk) -> None:
-        """Note that a chunk is slow: it waits for a lock, or the source does not answer."""
-        record, seconds = chunk.job.record, self._clock.monotonic() - chunk.requested_at
-        if record.active and record.failing_since_us is None and seconds > _SLOW_SECONDS:
-            chunk.job.wait(
-                f"a chunk has not been read for {_SLOW_SECONDS:.0f} s: it may wait for a lock"
-            )
+        """Note that a chunk is slow: it waits for a lock, or the source does not answer.
+
+        Other snapshots wait with it: there is one connection to read by.
+        """
+        if self._clock.monotonic() - chunk.requested_at <= _SLOW_SECONDS:
+            return
+        for job in self._running():
+            if job.record.state == "running" and job.record.failing_since_us is None:
+                whose = "a chunk" if job is chunk.job else f"a chunk of {chunk.job.record.name}"
+                job.wait(f"{whose} has not been read for {_SLOW_SECONDS:.0f} s: {_LOCKED}")
 
     def _fetch_failed(self, chunk: JobChunk, error: CDCError) -> None:
         self._chunks.pop((chunk.job.record.id, chunk.number), None)
@@ -448,6 +453,8 @@ class IncrementalSnapshots:
     def _end(self, job: Job, state: SnapshotState, why: str | None = None) -> None:
         self._drop_chunks(job)
         job.enter(state, why)
+        if self._reading is not None and self._reading.job is job:
+            self._fetcher.cancel()  # what it waits for, others wait for, too
         if state == "done" and job.record.emptied_under:
             self._note_replaced(job.record)
         elif job.record.left_empty:

@@ -5,14 +5,14 @@ Reading is cheap for a daemon: when a snapshot is done its plan and ranges are d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from cdc.log import digests, names, reader
 from cdc.log.consumer import LogConsumer
-from cdc.log.records import decode, encode
+from cdc.log.records import decode, decode_key, encode
 from cdc.snapshot.incremental.records import key
 from cdc.snapshot.incremental.topic import entries
 from cdc.snapshot.initial.records import RangeRecord, SnapshotPlan, SnapshotState, SnapshotTable
@@ -169,7 +169,7 @@ class RangeTail:
         """Return those that have arrived, without waiting."""
         found = []
         for message in self._consumer.arrivals(0):
-            at: dict[str, Any] = msgspec.json.decode(message.key() or b"{}")
+            at = decode_key(message.key(), self._topic)
             value = message.value()
             if value and at.get("part") == "range" and at.get("generation") == self._generation:
                 found.append(decode(RangeRecord, value, self._topic))
