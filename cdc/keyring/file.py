@@ -94,7 +94,7 @@ class FileKeyring:
         Another process is waited for as long as `busy_seconds`.
         """
         try:
-            mode = path.stat().st_mode
+            there = path.stat()
         except OSError as error:
             raise ConfigError(
                 f"there is no keyring at {path}: {error.strerror}",
@@ -102,9 +102,10 @@ class FileKeyring:
                 " backup: without its keys nothing that they encrypted can be read. A keyring file"
                 " is on one machine; workers on others need a plugin (docs/ENCRYPTION.md)",
             ) from error
-        if mode & (stat.S_IROTH | stat.S_IWOTH):
+        if there.st_mode & (stat.S_IROTH | stat.S_IWOTH):
             raise ConfigError(f"every user can read the keys in {path}", hint=f"chmod 600 {path}")
         self._path, self._busy_seconds = path, busy_seconds
+        self._identity = there.st_dev, there.st_ino
         self._lock = threading.Lock()
         self._is_durable = True
         with _translated(path):
@@ -139,15 +140,30 @@ class FileKeyring:
         return None
 
     def find(self, number: bytes) -> bytes | None:
+        self._expect_same_file()
         with self._lock, _translated(self._path):
             found = self._rows("SELECT secret FROM keys WHERE number = ?", number)
         return found[0][0] if found else None
 
     def make_durable(self) -> None:
+        self._expect_same_file()
         with self._lock, _translated(self._path):
             if not self._is_durable:
                 self._synced("UPDATE facts SET value = value + 1 WHERE name = 'syncs'")
                 self._is_durable = True
+
+    def _expect_same_file(self) -> None:
+        """Raise ConfigError unless the open file is still the one that others open by its path."""
+        try:
+            there = self._path.stat()
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._identity:
+            raise ConfigError(
+                f"the keyring {self._path} was {'replaced' if there else 'removed'} while this"
+                " process had it open: keys that it makes now would be lost",
+                hint="see that the file there has all keys, then start this process again",
+            )
 
     def forget(self, subject: bytes) -> bool:
         hashed = self._hashed(subject)

@@ -272,3 +272,21 @@ def test_a_plugin_takes_the_place_of_the_file(monkeypatch: pytest.MonkeyPatch) -
 def test_a_plugin_that_no_package_has_is_named() -> None:
     with pytest.raises(ConfigError, match="no packages have the keyring vault"):
         opening.open_keyring(KeyringConfig(plugin="vault"))
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_file_that_is_no_longer_the_one_that_is_open_is_used_no_more(
+    path: Path, change: str
+) -> None:
+    """A key that only the open file has could never be found again, and none be forgotten."""
+    ciphers = Ciphers(file.FileKeyring(path))
+    value = encrypted(ciphers, b"7", b"text")
+    ciphers.make_durable()
+    path.unlink()
+    if change == "replaced":
+        file.create(path)
+    encrypted(ciphers, b"8", b"text")
+    with pytest.raises(ConfigError, match=f"was {change} while"):
+        ciphers.make_durable()
+    with pytest.raises(ConfigError, match=f"was {change} while"):
+        ciphers.decrypt(value)
