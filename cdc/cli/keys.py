@@ -14,6 +14,7 @@ from cdc.cli.options import (
     example,
     next_step,
     print_done,
+    print_warning,
     print_json,
     with_config,
     yes,
@@ -79,22 +80,28 @@ def forget(config: Config, kind: str, subject: str, *, yes: bool, as_json: bool)
 
     From then on nobody can read what it has encrypted, wherever that is: topics, archive, bases,
     stores, their backups. Backups of the keyring still have the key. Values that are written for
-    the subject afterwards are null, until `cdc keys allow`. It is no error if there is no key. If
-    it was killed, run it again. Asks first.
+    the subject afterwards are null, until `cdc keys allow`. It is no error if there is no key, and
+    said. If it was killed, run it again. Asks first.
     """
-    from cdc.keyring.ciphers import subject_of  # noqa: PLC0415 - not for --help
+    from cdc.keyring.ciphers import given_subject  # noqa: PLC0415 - not for --help
     from cdc.keyring.opening import need_ciphers  # noqa: PLC0415 - as above
 
     _expect_kind(config, kind)
+    named = given_subject(kind, subject)
     keyring = need_ciphers(config).keyring
     if not yes:
         confirm(f"Delete the key of {kind} {subject}, for good?")
-    had_key = keyring.forget(subject_of(kind, subject.encode()))
+    had_key = keyring.forget(named)
     if as_json:
         print_json({"forgotten": True, "had_key": had_key})
         return
-    was = "its key is deleted" if had_key else "it had no key"
-    print_done(f"{kind} {subject} is forgotten: {was}")
+    if had_key:
+        print_done(f"{kind} {subject} is forgotten: its key is deleted")
+    else:
+        print_warning(
+            f"{kind} {subject} had no key, and gets none from now on: it was forgotten before, or"
+            f" nothing was encrypted for it with the keyring {keyring.number.hex()}"
+        )
 
 
 @keys.command(epilog=example("cdc keys allow user 7"))
@@ -107,11 +114,11 @@ def allow(config: Config, kind: str, subject: str, *, as_json: bool) -> None:
 
     What was encrypted by the deleted key stays unreadable.
     """
-    from cdc.keyring.ciphers import subject_of  # noqa: PLC0415 - not for --help
+    from cdc.keyring.ciphers import given_subject  # noqa: PLC0415 - not for --help
     from cdc.keyring.opening import need_ciphers  # noqa: PLC0415 - as above
 
     _expect_kind(config, kind)
-    was = need_ciphers(config).keyring.allow(subject_of(kind, subject.encode()))
+    was = need_ciphers(config).keyring.allow(given_subject(kind, subject))
     if as_json:
         print_json({"was_forgotten": was})
         return

@@ -50,7 +50,8 @@ class CommandRun:
 
 def words_of(config: Config, action: str, target: str, number: str) -> tuple[str, ...]:
     """Return the words of an action's command after `cdc`; raise ConfigError where it is none."""
-    for given in (target, number):
+    kind, _, name = target.partition(".")
+    for given in (target, number, name):
         if given.startswith("-") or len(given) > _MOST_CHARACTERS or printable(given) != given:
             raise _refused(f"{given[:40]!r} is no name")
     if action == "snapshot" and target:
@@ -63,8 +64,8 @@ def words_of(config: Config, action: str, target: str, number: str) -> tuple[str
         return ("webhook", "send", target, number)
     if action == "retry" and target and _ID.fullmatch(number):
         return ("queue", "retry", target, number)
-    kind, _, name = target.partition(".")
-    if action == "discard" and kind in {"webhook", "queue"} and name and _ID.fullmatch(number):
+    is_known = bool(name) if kind == "queue" else kind == "webhook" and name in config.webhooks
+    if action == "discard" and is_known and _ID.fullmatch(number):
         return (kind, "discard", "--yes", name, number)
     raise _refused(f"{action[:40]!r} is no action with what was given")
 

@@ -7,10 +7,12 @@ keyring's number, the key's number, and the ciphertext: it can be decrypted by i
 
 from __future__ import annotations
 
+import re
 from binascii import Error as NotBase64
 from binascii import a2b_base64, b2a_base64
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from cdc.keyring.contract import Keyring
 
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_UUID: Final = re.compile(r"\{?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}\}?")
 _NULL: Final = b"null"
 _PREFIX: Final = "enc:"
 # In front of each text: an empty one can't be encrypted. Other bytes are for other releases.
@@ -121,3 +125,21 @@ def _parts(value: str) -> tuple[bytes, bytes, bytes]:
 def subject_of(kind: str, text: bytes) -> bytes:
     """Return the subject of this kind whose column has this text."""
     return b"%b\0%b" % (kind.encode(), text)
+
+
+def given_subject(kind: str, text: str) -> bytes:
+    """Return the subject that a person has written, in any form that Postgres would read.
+
+    Raises ConfigError for what is neither an integer nor a uuid: no column has such a subject.
+    """
+    text = text.strip()
+    if _INTEGER.fullmatch(text):
+        return subject_of(kind, str(int(text)).encode())
+    if _UUID.fullmatch(text):
+        return subject_of(kind, str(UUID(text)).encode())
+    if text:
+        raise ConfigError(
+            f"{text!r} is neither an integer nor a uuid",
+            hint="give the value that the subject's column has; '' for rows whose column is NULL",
+        )
+    return subject_of(kind, b"")

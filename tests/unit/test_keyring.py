@@ -14,7 +14,7 @@ import pytest
 from cdc.config.keyring import KeyringConfig
 from cdc.errors import ConfigError, UnavailableError
 from cdc.keyring import file, opening
-from cdc.keyring.ciphers import Ciphers, subject_of
+from cdc.keyring.ciphers import Ciphers, given_subject, subject_of
 from cdc.keyring.contract import KEY_BYTES, KEY_NUMBER_BYTES, Key
 
 ADA = subject_of("user", b"7")
@@ -290,3 +290,21 @@ def test_a_file_that_is_no_longer_the_one_that_is_open_is_used_no_more(
         ciphers.make_durable()
     with pytest.raises(ConfigError, match=f"was {change} while"):
         ciphers.decrypt(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        *(("7", b"7"), ("007", b"7"), (" 7 ", b"7"), ("+7", b"7"), ("-7", b"-7"), ("", b"")),
+        ("6B29FC40-CA47-1067-B31D-00DD010662DA", b"6b29fc40-ca47-1067-b31d-00dd010662da"),
+        ("{6b29fc40ca471067b31d00dd010662da}", b"6b29fc40-ca47-1067-b31d-00dd010662da"),
+    ],
+)
+def test_a_subject_is_found_however_it_is_written(given: str, text: bytes) -> None:
+    assert given_subject("user", given) == subject_of("user", text)
+
+
+@pytest.mark.parametrize("given", ["ada", "7.0", "7_000", "7-8", "6b29fc40", "1" * 20])
+def test_what_is_no_subject_is_not_reported_as_forgotten(given: str) -> None:
+    with pytest.raises(ConfigError, match="neither an integer nor a uuid"):
+        given_subject("user", given)
