@@ -14,8 +14,8 @@ from cdc.cli.options import (
     example,
     next_step,
     print_done,
-    print_warning,
     print_json,
+    print_warning,
     with_config,
     yes,
 )
