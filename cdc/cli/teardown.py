@@ -15,18 +15,29 @@ if TYPE_CHECKING:
 @click.command(epilog=example("cdc teardown", "cdc teardown --topics --yes"))
 @with_config
 @click.option("--topics", "with_topics", is_flag=True, help="Delete the log as well.")
+@click.option(
+    "--other-source",
+    is_flag=True,
+    help="With --topics: a log, too, that comes from another database, as after pg_upgrade.",
+)
 @yes
 @as_json
-def teardown(config: Config, *, with_topics: bool, yes: bool, as_json: bool) -> None:
+def teardown(
+    config: Config, *, with_topics: bool, other_source: bool, yes: bool, as_json: bool
+) -> None:
     """Drop the slot and the publication, and with --topics every topic of the pipeline.
 
-    The slot's WAL is released, so changes that the log does not hold by then are lost. Asks first.
+    The slot's WAL is released, so changes that the log does not hold by then are lost. A log that
+    comes from another database than source.dsn leads to may be one that a pipeline there writes:
+    it is deleted with --other-source only. Asks first.
     """
     from cdc.operate.commands.setup import survey, tear_down  # noqa: PLC0415 - not for --help
 
     remains = survey(config)
+    if with_topics and not other_source:
+        remains.expect_own_log(config)
     if not yes:
-        doomed = [f"the slot {config.slot}"] if remains.slot else []
+        doomed = [f"the slot {config.slot}"] if remains.own_slot else []
         doomed += [f"the publication {config.publication}"] if remains.publication else []
         if with_topics and remains.topics:
             doomed.append(f"{len(remains.topics)} topics with all their events")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cdc.source.timelines import System
 
 _START_OVER: Final = "`cdc teardown --topics`, then `cdc setup` and a snapshot, start over"
+# `--topics` alone is refused then: the log may be another pipeline's.
+_IF_GONE: Final = "or, if that is gone for good, `cdc teardown --topics --other-source` starts over"
 
 
 def check(
@@ -90,18 +92,9 @@ def require_same_stream(
     source: SourceState,
 ) -> None:
     """Raise if server, database or slot do not continue the log; ignores the publication."""
-    if identity.system_identifier != system.identifier:
-        raise GapError(
-            f"the log comes from system {identity.system_identifier}, this is {system.identifier}:"
-            " another cluster, as after pg_upgrade or where a dump was restored",
-            hint=f"point source.dsn at the cluster the log comes from; or {_START_OVER}",
-        )
-    if identity.database != source.database:
-        raise GapError(
-            f"the log comes from database {identity.database}, this is {source.database};"
-            f" {_whereabouts(identity, source)}",
-            hint=f"point source.dsn at the database the log comes from; or {_START_OVER}",
-        )
+    require_same_database(
+        identity, system.identifier, source.database, _whereabouts(identity, source)
+    )
     _require_same_history(identity, position, system, source.wal_end)
     _require_usable_slot(config, identity, system, source.slot)
     assert source.slot is not None
@@ -112,6 +105,24 @@ def require_same_stream(
             f" {position.end_lsn}: the changes between are no longer in the stream",
             hint="someone moved or recreated the slot, or the resume topic lost its newest"
             f" records; {_START_OVER}",
+        )
+
+
+def require_same_database(
+    identity: ResumeIdentity, system_identifier: str, database: str, whereabouts: str = ""
+) -> None:
+    """Raise GapError if the log comes from another database; its name alone is no identity."""
+    if identity.system_identifier != system_identifier:
+        raise GapError(
+            f"the log comes from system {identity.system_identifier}, this is {system_identifier}:"
+            " another cluster, as after pg_upgrade or where a dump was restored",
+            hint=f"point source.dsn at the cluster the log comes from; {_IF_GONE}",
+        )
+    if identity.database != database:
+        more = f"; {whereabouts}" if whereabouts else ""
+        raise GapError(
+            f"the log comes from database {identity.database}, this is {database}{more}",
+            hint=f"point source.dsn at the database the log comes from; {_IF_GONE}",
         )
 
 

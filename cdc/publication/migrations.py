@@ -217,9 +217,9 @@ def _loaded() -> tuple[ModuleType, AlembicConfig]:
         from alembic import command, config  # noqa: PLC0415 - only where a migration is wanted
     except ImportError as error:
         raise ConfigError(
-            "the configuration asks for migrations, and Alembic is not installed",
-            hint="pip install 'lockstep-cdc[migrations]', or set the options below `migrations` to"
-            " false: the pipeline needs none of it",
+            "there are migrations to do, and Alembic is not installed",
+            hint="pip install 'lockstep-cdc[migrations]'; for none, set the options below"
+            " `migrations` to false before `cdc setup`: the pipeline needs none of it",
         ) from error
     settings = config.Config()
     # A percent sign would be read as a reference.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.errors import PermissionDeniedError
+from cdc.errors import ConfigError, PermissionDeniedError
 from cdc.operate.commands.steps import CommandStep, Did
 from cdc.operate.facts import enabled_migrations
 from cdc.publication import migrations
@@ -82,7 +82,12 @@ def tear_down(config: Config, connection: Connection) -> Iterator[CommandStep]:
             " migrations down` removes it nevertheless",
         )
         return
-    yield from down(config, applied)
+    try:
+        yield from down(config, applied)
+    except ConfigError as error:  # without Alembic
+        spoken = ", ".join(migrations.spoken(name) for name in applied)
+        what = f"the {spoken} stays: {error.what}; `cdc migrations down` removes it"
+        yield CommandStep(Did.WARN, what)
 
 
 def _revision(config: Config, name: str) -> str | None:

@@ -40,7 +40,7 @@ from cdc.source.publications import (
     read_pinned_with_tables,
     read_publication,
 )
-from cdc.source.server import Server, open_transactions
+from cdc.source.server import Server, open_transactions, read_server
 from cdc.source.slots import Slot, read_slot
 from cdc.source.tables import SourceTable, count_rows
 
@@ -174,6 +174,9 @@ def _check_slot_and_log(
     adopt_slot: bool,
 ) -> None:
     """Raise where slot and log do not match, or one of them is missing."""
+    if record is not None:
+        # First: the slot of a log that comes from elsewhere is not missing, it is there.
+        continuity.require_same_database(record[0], server.system_identifier, server.database)
     if record is not None and slot is None:
         raise GapError(
             f"the log ends at {record[1].end_lsn}, but the slot {config.slot} is missing: "
@@ -429,37 +432,58 @@ def _rows(
 class Remains(NamedTuple):
     """What `tear_down` would remove."""
 
+    server: Server
     slot: Slot | None
     publication: Publication | None
     topics: list[str]
 
+    @property
+    def own_slot(self) -> Slot | None:
+        """The slot, unless it is something else's with the same name: names are the cluster's."""
+        is_own = self.slot is not None and not self.slot.is_foreign(self.server.database)
+        return self.slot if is_own else None
+
+    def expect_own_log(self, config: Config) -> None:
+        """Raise if the log comes from another database than the source, or from another slot."""
+        record = reader.read_resume(config) if self.topics else None
+        if record is not None:
+            server = self.server
+            continuity.require_same_writer(config, record[0])
+            continuity.require_same_database(record[0], server.system_identifier, server.database)
+
 
 def survey(config: Config) -> Remains:
     with connect(config) as connection:
+        server = read_server(connection)
         slot = read_slot(connection, config.slot)
         found = read_publication(connection, config.publication)
-    return Remains(slot, found, sorted(topics.existing(topics.admin(config), config.prefix)))
+    there = sorted(topics.existing(topics.admin(config), config.prefix))
+    return Remains(server, slot, found, there)
 
 
 def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[CommandStep]:
     """Drop slot and publication, and with `with_topics` the log; raise while a daemon streams.
 
-    Neither is dropped if either cannot be.
+    Neither is dropped if either cannot be. What has the slot's name and is something else's stays.
     """
+    slot, publication = remains.own_slot, remains.publication
     with connect(config) as connection:
         with connection.transaction():
-            if remains.publication is not None:
+            if publication is not None:
                 source_setup.drop_publication(connection, config.publication)
-            if remains.slot is not None:
+            if slot is not None:
                 source_setup.drop_slot(connection, config.slot)
-        if remains.slot is not None:
-            kept = size(remains.slot.retained_bytes or 0)
+        if slot is not None:
+            kept = size(slot.retained_bytes or 0)
             yield CommandStep(
                 Did.DONE, f"dropped the slot {config.slot}; it released {kept} of WAL"
             )
+        elif remains.slot is not None:
+            other = f"plugin {remains.slot.plugin}, database {remains.slot.database}"
+            yield CommandStep(Did.LEFT, f"the slot {config.slot} is something else's ({other})")
         else:
             yield CommandStep(Did.LEFT, f"there is no slot {config.slot}")
-        if remains.publication is not None:
+        if publication is not None:
             yield CommandStep(Did.DONE, f"dropped the publication {config.publication}")
         else:
             yield CommandStep(Did.LEFT, f"there is no publication {config.publication}")
