@@ -34,8 +34,6 @@ def teardown(
     from cdc.operate.commands.setup import survey, tear_down  # noqa: PLC0415 - not for --help
 
     remains = survey(config)
-    if with_topics and not other_source:
-        remains.expect_own_log(config)
     if not yes:
         doomed = [f"the slot {config.slot}"] if remains.own_slot else []
         doomed += [f"the publication {config.publication}"] if remains.publication else []
@@ -43,7 +41,8 @@ def teardown(
             doomed.append(f"{len(remains.topics)} topics with all their events")
         if doomed:
             confirm(f"Drop {', '.join(doomed)}?")
-    print_steps(tear_down(config, remains, with_topics=with_topics), as_json=as_json)
+    steps = tear_down(config, remains, with_topics=with_topics, other_source=other_source)
+    print_steps(steps, as_json=as_json)
     if as_json:
         return
     if with_topics or not remains.topics:

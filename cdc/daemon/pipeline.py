@@ -89,6 +89,8 @@ class Pipeline:
             hold = CompactionHold(
                 config, lambda: cleanup.compacted(tables.identity), process.metrics
             )
+            process.metrics.monitors["compaction"] = hold
+            self._closing.callback(process.metrics.monitors.pop, "compaction")
             self._closing.callback(hold.close)
         self.source_monitor = SourceMonitor(
             config,

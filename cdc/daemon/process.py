@@ -187,6 +187,7 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
         followed = followers.FollowersReader(config)
         of_followers = followers.monitored(config, followed, lambda: daemon.wal_end)
         closing.callback(of_followers.close)
+        daemon.metrics.monitors["followers"] = of_followers
         daemon.metrics.followers = lambda: of_followers.newest
         daemon.followed = lambda: followed.any_running
         if config.webhooks:
@@ -195,6 +196,7 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
                 "webhooks", REPORT_SECONDS, hooks, hooks.read, []
             )
             closing.callback(of_webhooks.close)
+            daemon.metrics.monitors["webhooks"] = of_webhooks
             daemon.metrics.webhooks = lambda: of_webhooks.newest
         daemon.metrics.verdict = lambda: daemon_verdict(config, daemon.health, daemon.metrics)
         if server := serve(config.http.listen, daemon.health, daemon.metrics):

@@ -43,6 +43,7 @@ class ProcessState:
         self.transaction_seconds = TRANSACTION_TIMEOUT_SECONDS
         self.health = Health()
         self.metrics = Metrics()
+        self.metrics.pipeline = config.pipeline
         # Whether any follower reports, even one that this process's configuration does not name.
         self.followed: Callable[[], bool] = lambda: False
         self.stopping = False

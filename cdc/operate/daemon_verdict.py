@@ -32,6 +32,7 @@ def daemon_verdict(config: Config, health: Health, metrics: Metrics) -> Verdict:
                 | {
                     "wrong_policies": metrics.wrong_policies,
                     "compaction_held": metrics.compaction_held,
+                    "unread": metrics.unread(),
                     "lag_seconds": max(0.0, metrics.lag_seconds),
                 }
             ),

@@ -310,4 +310,6 @@ def monitored(
     """
     expected = bool(_reporting(config))
     seconds = REPORT_SECONDS if expected else SILENT_SECONDS
-    return Monitor("followers", seconds, reader, lambda: reader.read(wal_end()), [], logs=expected)
+    return Monitor(
+        "followers", seconds, reader, lambda: reader.read(wal_end()), [], expected=expected
+    )

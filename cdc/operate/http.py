@@ -130,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "verdict": found and found.fields(),
                 "wrong_policies": self.server.metrics.wrong_policies,
                 "compaction_held": self.server.metrics.compaction_held,
+                "unread": self.server.metrics.unread(),
+                "pipeline": self.server.metrics.pipeline,
                 "refused_messages": self.server.metrics.refusals.fields(),
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cdc.log.batch import BatchContents
     from cdc.log.completeness import IncompleteTopic
     from cdc.log.records import ResumePosition
+    from cdc.operate.monitor import Monitor
     from cdc.operate.retention import Retention
     from cdc.operate.verdict import Verdict
     from cdc.snapshot.incremental.records import IncrementalRecord
@@ -103,6 +104,7 @@ class Metrics(Collector):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self.registry = CollectorRegistry()
+        self.pipeline = ""
         self.wal_end_lsn = 0
         self.received_lsn = 0
         self.published_lsn = 0
@@ -131,6 +133,8 @@ class Metrics(Collector):
         self.incomplete_topics: list[IncompleteTopic] = []  # by the last check of the source
         self.followers: Callable[[], list[FollowerStatus]] = list
         self.webhooks: Callable[[], list[WebhookStatus]] = list
+        # What reads these and other reports in the background, by what it reads.
+        self.monitors: dict[str, Monitor[Any]] = {}
         self.events = 0
         self.dead_letter_events = 0
         self.kafka_transactions = 0
@@ -172,6 +176,11 @@ class Metrics(Collector):
     @property
     def lag_bytes(self) -> int:
         return max(0, self.wal_end_lsn - self.published_lsn)
+
+    def unread(self) -> list[dict[str, object]]:
+        """Return what monitors cannot read now, as the body of /readyz has it."""
+        found = [each.unread for each in [*self.monitors.values()]]
+        return [each.fields() for each in found if each is not None]
 
     def note_stream(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+import time
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from cdc.errors import CDCError
 
@@ -23,8 +24,24 @@ class Reader(Protocol):
         """Close the connections."""
 
 
+class Unread(NamedTuple):
+    """What a monitor cannot read, why, and since when (monotonic)."""
+
+    of: str
+    error: str
+    hint: str
+    since: float
+
+    def fields(self) -> dict[str, object]:
+        """Return it as the body of /readyz has it."""
+        seconds = round(time.monotonic() - self.since, 3)
+        return {"of": self.of, "error": self.error, "hint": self.hint, "seconds": seconds}
+
+
 class Monitor(Generic[T]):
     """Reads until `close`, on a thread of its own; `newest` stays while nothing can be read."""
+
+    unread: Unread | None = None
 
     def __init__(
         self,
@@ -34,14 +51,14 @@ class Monitor(Generic[T]):
         read: Callable[[], T],
         newest: T,
         *,
-        logs: bool = True,
+        expected: bool = True,
     ) -> None:
         """Start at once, and close `reader` at the end.
 
-        `logs`: whether a failure to read is worth a line.
+        `expected`: whether there is something to read, so that a failure matters.
         """
         self.newest = newest
-        self._what, self._every_seconds, self._logs = what, every_seconds, logs
+        self._what, self._every_seconds, self._expected = what, every_seconds, expected
         self._reader, self._read = reader, read
         self._over = threading.Event()
         threading.Thread(target=self._run, name=f"cdc-{what}", daemon=True).start()
@@ -51,15 +68,19 @@ class Monitor(Generic[T]):
         self._over.set()
 
     def _run(self) -> None:
-        logged = False
         while not self._over.is_set():
             try:
                 self.newest = self._read()
-                logged = False
+                self.unread = None
             except CDCError as error:
-                if not logged and self._logs:
-                    fields = {"of": self._what, "error": error.what, "hint": error.hint}
-                    log.warning("cannot read the reports", extra={"fields": fields})
-                logged = True
+                if self._expected:
+                    self._note(error)
             self._over.wait(self._every_seconds)
         self._reader.close()
+
+    def _note(self, error: CDCError) -> None:
+        since = self.unread.since if self.unread else time.monotonic()
+        if self.unread is None:
+            fields = {"of": self._what, "error": error.what, "hint": error.hint}
+            log.warning("cannot read the reports", extra={"fields": fields})
+        self.unread = Unread(self._what, error.what, error.hint, since)

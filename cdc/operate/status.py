@@ -189,7 +189,7 @@ class StatusReader:
                 incomplete = self._of_source(
                     lambda sql: read_incomplete(sql, config, log.completeness)
                 )
-        daemon, resume = daemon_report(config.http.listen), log.resume
+        daemon, resume = daemon_report(config.http.listen, config.pipeline), log.resume
         at_work = daemon is not None and daemon.get("ready")
         if resume and slot and slot.active_pid is None and not at_work and not unanswered:
             try:
@@ -311,8 +311,8 @@ def _expect_start(config: Config, slot: Slot, known: Resume) -> Resume:
     return resume
 
 
-def daemon_report(listen: str) -> dict[str, Any] | None:
-    """Return the body of its /readyz; None where no daemon answers within two seconds."""
+def daemon_report(listen: str, pipeline: str) -> dict[str, Any] | None:
+    """Return the body of its /readyz; None where none of the pipeline answers in two seconds."""
     host, _, port = listen.rpartition(":")
     if not listen or port == "0":
         return None
@@ -326,4 +326,7 @@ def daemon_report(listen: str) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    return body if isinstance(body, dict) and "state" in body else None
+    if not isinstance(body, dict) or "state" not in body:
+        return None
+    # An older daemon does not say whose it is.
+    return body if body.get("pipeline", pipeline) == pipeline else None

@@ -37,6 +37,13 @@ STALE_SECONDS: Final = 60.0
 _WAITS_SECONDS: Final = 10.0
 # What a group's name has before it where readers hold compaction back.
 GROUP: Final = "group "
+# What is not known while the daemon cannot read it; that a read fails once is normal.
+_UNREAD: Final = {
+    "followers": "where the followers are is not known",
+    "webhooks": "what the webhooks deliver is not known",
+    "compaction": "whom compaction must wait for is not known",
+}
+_UNREAD_SECONDS: Final = 15.0
 # More incomplete topics than this are one cause.
 _TOPICS_NAMED: Final = 8
 _SEE_DOCTOR: Final = "`cdc doctor` shows what can be done"
@@ -62,6 +69,15 @@ class Verdict(NamedTuple):
         return {"level": self.level.value, "sentence": self.sentence, "causes": causes}
 
 
+class UnreadReports(NamedTuple):
+    """Reports that a daemon cannot read, why, and for how long."""
+
+    of: str
+    error: str
+    hint: str
+    seconds: float
+
+
 class DaemonReport(NamedTuple):
     """What the daemon reports of itself."""
 
@@ -75,6 +91,7 @@ class DaemonReport(NamedTuple):
     warnings: tuple[str, ...] = ()
     wrong_policies: tuple[tuple[str, str], ...] = ()  # topics with another cleanup.policy
     compaction_held: tuple[str, ...] = ()  # the readers for which nothing is compacted
+    unread: tuple[UnreadReports, ...] = ()  # what it watches and cannot read
     lag_seconds: float | None = None  # of the log
 
     @classmethod
@@ -91,6 +108,7 @@ class DaemonReport(NamedTuple):
             warnings=tuple(body.get("warnings") or ()),
             wrong_policies=tuple(sorted((body.get("wrong_policies") or {}).items())),
             compaction_held=tuple(body.get("compaction_held") or ()),
+            unread=tuple(UnreadReports(**each) for each in body.get("unread") or ()),
             lag_seconds=body.get("lag_seconds"),
         )
 
@@ -201,10 +219,10 @@ def _reading(facts: PipelineFacts) -> Iterator[Cause]:
         kept = size(slot.retained_bytes or 0)
         what = f"no daemon reads from the slot, which keeps {kept} of WAL"
         yield _failed("daemon", what, _RUN, slot.inactive_seconds)
-    elif daemon is not None:
+    elif daemon is not None and daemon.state != "standby":
         yield from _daemon(daemon)
     elif facts.lag_bytes and (facts.resume_age_seconds or 0.0) > STALE_SECONDS:
-        # The daemon's own report is missing, so the log is checked instead.
+        # Without a report of the daemon that holds the slot the log is checked instead.
         age = facts.resume_age_seconds or 0.0
         what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
         yield _failed("daemon", what, "see its log, and /readyz where it serves http", age)
@@ -241,6 +259,11 @@ def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
             commands = listed([f"`cdc group remove {each}`" for each in held])
             remedy += f"; {commands}, if nobody needs it any more"
         yield Cause(Level.DEGRADED, "topic", what, remedy)
+    for each in daemon.unread:
+        if each.seconds > _UNREAD_SECONDS:
+            level = Level.FAILED if each.seconds > STALLED_SECONDS else Level.DEGRADED
+            what = f"{_UNREAD[each.of]}: {each.error}"
+            yield Cause(level, "daemon", what, each.hint, each.seconds)
     for warning in daemon.warnings:
         yield Cause(Level.DEGRADED, "source", warning, "`cdc doctor` names the remedy")
 

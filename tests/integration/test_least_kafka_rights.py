@@ -15,6 +15,7 @@ import pytest
 import lockstep
 from cdc.cli.main import run
 from cdc.config import Config, load
+from cdc.deliver.webhooks import WebhookRun
 from cdc.errors import Exit, PermissionDeniedError
 from cdc.log import absence, topics
 from cdc.log.follower_reports import Reports
@@ -268,6 +269,9 @@ def received(receive: Callable[[float], Sequence[Any]]) -> Sequence[Any]:
 def test_topics_groups_and_queues_work_with_what_the_document_adds(guarded: Guarded) -> None:
     line = guarded.line
     line.settings["followers"]["stream"] = {"topic": {}}
+    url, secret = "http://127.0.0.1:9/", "whsec_" + "A" * 32
+    hook = {"url": url, "allow": ["127.0.0.1/32"], "secrets": [secret], "tables": ["public.users"]}
+    line.settings["webhooks"] = {"hook": hook}
     guarded.allow(*_RIGHTS, *_ADDED_RIGHTS)
     guarded.commands(USER, "setup")
     daemon = line.start(config_file=guarded.file(USER)).wait_ready()
@@ -277,4 +281,7 @@ def test_topics_groups_and_queues_work_with_what_the_document_adds(guarded: Guar
     take_part(guarded.config("app"))
     work(guarded.config("app"))
     guarded.commands("owner", "group remove app")
+    WebhookRun(guarded.config("app"), "hook").close()
+    wait_until(lambda: daemon.health()["webhooks"][0]["state"] != "new", "the webhook is not seen")
+    guarded.commands("reader", "status --json")
     assert "AUTHORIZATION_FAILED" not in daemon.log

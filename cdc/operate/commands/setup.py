@@ -461,11 +461,16 @@ def survey(config: Config) -> Remains:
     return Remains(server, slot, found, there)
 
 
-def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[CommandStep]:
+def tear_down(
+    config: Config, remains: Remains, *, with_topics: bool, other_source: bool = False
+) -> Iterator[CommandStep]:
     """Drop slot and publication, and with `with_topics` the log; raise while a daemon streams.
 
     Neither is dropped if either cannot be. What has the slot's name and is something else's stays.
+    Nothing is dropped if the log comes from another database, unless `other_source` says so.
     """
+    if with_topics and not other_source:
+        remains.expect_own_log(config)
     slot, publication = remains.own_slot, remains.publication
     with connect(config) as connection:
         with connection.transaction():

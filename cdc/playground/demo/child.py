@@ -123,13 +123,13 @@ class DaemonChild(Child):
 
     def __init__(self, home: Home, config_file: Path, config: Config) -> None:
         super().__init__(home, "daemon", "run", "--config", str(config_file))
-        self._listen = config.http.listen
+        self._listen, self._pipeline = config.http.listen, config.pipeline
 
     def state(self) -> str:
         """Return the state that the daemon reports, in a word. Takes two seconds at most."""
         if not self.running:
             return "down"
-        report = daemon_report(self._listen)
+        report = daemon_report(self._listen, self._pipeline)
         return "starting" if report is None else str(report["state"])
 
 
