@@ -17,6 +17,11 @@ from cdc.operate.metric_table import EVERY
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# Also where others run: a pipeline that was there within six hours, and is there no more.
+_DOWN: Final = (
+    "absent(lockstep_state) or (group by (pipeline) (max_over_time(lockstep_pipeline[6h]))"
+    " unless group by (pipeline) (lockstep_pipeline))"
+)
 _NAME: Final = re.compile(r"lockstep_[a-z_]+")
 
 
@@ -31,8 +36,9 @@ class Alert(NamedTuple):
 
 ALERTS: Final = (
     Alert(
-        "LockstepDown", "absent(lockstep_state)", "2m", "page",
-        "no daemon answers: it does not run, or has ended with an error that needs a person",
+        "LockstepDown", _DOWN, "2m", "page",
+        "no daemon of a pipeline answers: it does not run, or has ended with an error that needs a"
+        " person. Of one that was removed for good it ends after six hours",
         "cdc run; `cdc status` shows why it ended",
     ),
     Alert(

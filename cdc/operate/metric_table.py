@@ -80,6 +80,7 @@ OTHERS: Final = {
     "batch_events": "Events of a Kafka transaction.",
     "batch_bytes": "Bytes of a Kafka transaction.",
     "feedback_age_seconds": "Time since the last feedback.",
+    "pipeline": "1, by the pipeline's name.",
     "state": "1 for what it is doing.",
     "batch_stage_seconds": "Duration of each stage of a batch on its way into the log.",
     "reconnects": "Reconnects.",
@@ -94,6 +95,7 @@ OTHERS: Final = {
     "webhook_state": "1 for what it is doing.",
 }
 _LABELS: Final[dict[str, tuple[str, ...]]] = {
+    "pipeline": ("pipeline",),
     "state": ("state",),
     "batch_stage_seconds": ("stage",),
     "reconnects": ("reason",),

@@ -268,6 +268,7 @@ class Metrics(Collector):
         yield from self._collect_incremental_snapshots()
         yield from self._collect_followers()
         yield from self._collect_webhooks()
+        yield _gauges("pipeline", OTHERS["pipeline"], ["pipeline"], [(self.pipeline, 1)])
         states = ((each.value, each is HealthState(self.state)) for each in HealthState)
         yield _gauges("state", OTHERS["state"], ["state"], states)
         for name, meaning in COUNTERS.items():

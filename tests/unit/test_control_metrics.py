@@ -126,7 +126,7 @@ def test_names_are_ours_and_end_in_their_unit() -> None:
     )
     unitless = {"lockstep_seq", "lockstep_state", "lockstep_events", "lockstep_bytes"}
     unitless |= {f"lockstep_incremental_snapshot{name}" for name in ("s", "_rows", "_errors")}
-    unitless |= {"lockstep_refused_messages"}
+    unitless |= {"lockstep_refused_messages", "lockstep_pipeline"}
     unitless |= {"lockstep_reconnects", "lockstep_timeline", "lockstep_unknown_type_columns"}
     unitless |= {f"lockstep_follower_{name}" for name in ("state", "seq", "generation", "batches")}
     unitless |= {"lockstep_follower_events_per_second", "lockstep_follower_errors"}

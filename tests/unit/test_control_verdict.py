@@ -27,7 +27,7 @@ from cdc.operate.followers import (
     STILL_SECONDS,
     FollowerStatus,
 )
-from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
+from cdc.operate.verdict import DaemonReport, PipelineFacts, UnreadReports, Verdict, verdict
 from cdc.operate.webhooks import WebhookStatus
 from cdc.snapshot.incremental.records import IncrementalRecord
 from cdc.source.slots import Slot
@@ -458,6 +458,29 @@ def test_a_group_that_holds_compaction_is_named_with_the_command_that_removes_it
     assert "while these lag: cache" in cause.what
     assert "group billing" in cause.what
     assert "`cdc group remove billing`" in cause.remedy
+
+
+def test_reports_that_the_daemon_cannot_read_are_not_taken_for_good_ones() -> None:
+    """As without a right on the group: webhooks would be shown as they were, or not at all."""
+
+    def found(seconds: float) -> Verdict:
+        unread = UnreadReports("webhooks", "GROUP_AUTHORIZATION_FAILED", "see the rights", seconds)
+        return judged(daemon=STREAMING._replace(unread=(unread,)))
+
+    assert found(5.0).level is Level.OK
+    assert found(20.0).level is Level.DEGRADED
+    assert found(200.0).level is Level.FAILED
+    [cause] = found(20.0).causes
+    assert cause.what == "what the webhooks deliver is not known: GROUP_AUTHORIZATION_FAILED"
+    assert cause.remedy == "see the rights"
+
+
+def test_a_standbys_report_says_nothing_of_the_daemon_that_holds_the_slot() -> None:
+    standby = DaemonReport("standby", ready=True, reason="another daemon has the slot")
+    held = {"daemon": standby, "slot": SLOT, "lag_bytes": 9_000}
+    assert judged(**held, resume_age_seconds=5.0).level is Level.OK
+    [cause] = judged(**held, resume_age_seconds=90.0).causes
+    assert "a daemon holds the slot, but has written nothing for 90 s" in cause.what
 
 
 def test_the_worst_cause_is_first_and_the_others_are_counted() -> None:
