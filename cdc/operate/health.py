@@ -25,6 +25,7 @@ from cdc.events import LSN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from cdc.operate.findings import Finding
     from cdc.snapshot.initial.progress import Report
 
 # Longer than any single step of the loop, shorter than an operator would wait.
@@ -65,6 +66,7 @@ class HealthReport(NamedTuple):
     failures: int = 0  # sessions in a row that ended with an error and published nothing
     failing_seconds: float | None = None  # since the first of them ended
     error: str = ""  # why the last one ended
+    remedies: tuple[str, ...] = ()  # of the warnings, one each
     incidents: tuple[dict[str, object], ...] = ()  # the newest sessions that ended, oldest first
 
     def body(self) -> dict[str, object]:
@@ -91,7 +93,7 @@ class Health:
         self._seq = 0
         self._batch_at = math.inf
         self._snapshot: Report | None = None
-        self._warnings: tuple[str, ...] = ()
+        self._warned: tuple[tuple[str, str], ...] = ()  # what, and its remedy
         self._failures = 0
         self._failing_at = 0.0
         self._error = ""
@@ -156,9 +158,9 @@ class Health:
             self._failures += 1
             self._error = error
 
-    def warn(self, warnings: Iterable[str]) -> None:
+    def warn(self, findings: Iterable[Finding]) -> None:
         """Set the warnings in the report; they replace the earlier ones."""
-        self._warnings = tuple(warnings)
+        self._warned = tuple((each.what, each.fix) for each in findings)
 
     def report(self) -> HealthReport:
         with self._lock:
@@ -201,7 +203,8 @@ class Health:
                 wal_end_lsn=self._wal_end,
                 seq=self._seq,
                 snapshot=self._snapshot,
-                warnings=self._warnings,
+                warnings=tuple(what for what, _ in self._warned),
+                remedies=tuple(fix for _, fix in self._warned),
                 failures=self._failures,
                 failing_seconds=now - self._failing_at if self._failures else None,
                 error=self._error if self._failures else "",

@@ -154,7 +154,7 @@ class SourceMonitor:
         """Report the findings, and log each once while it lasts."""
         if self._over.is_set():  # another session's monitor may be reporting by now
             return
-        self._health.warn([each.what for each in findings])
+        self._health.warn(findings)
         about = {(each.check, each.fix): each for each in findings}
         for key in about.keys() - self._logged:
             log.warning(about[key].check, extra={"fields": about[key].fields()})

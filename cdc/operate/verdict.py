@@ -11,6 +11,7 @@ needs a person.
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.errors import Exit
@@ -89,6 +90,7 @@ class DaemonReport(NamedTuple):
     failing_seconds: float | None = None  # since the first of them
     error: str = ""  # of the last
     warnings: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()  # of the warnings, one each
     wrong_policies: tuple[tuple[str, str], ...] = ()  # topics with another cleanup.policy
     compaction_held: tuple[str, ...] = ()  # the readers for which nothing is compacted
     unread: tuple[UnreadReports, ...] = ()  # what it watches and cannot read
@@ -106,6 +108,7 @@ class DaemonReport(NamedTuple):
             failing_seconds=body.get("failing_seconds"),
             error=str(body.get("error") or ""),
             warnings=tuple(body.get("warnings") or ()),
+            remedies=tuple(body.get("remedies") or ()),
             wrong_policies=tuple(sorted((body.get("wrong_policies") or {}).items())),
             compaction_held=tuple(body.get("compaction_held") or ()),
             unread=tuple(UnreadReports(**each) for each in body.get("unread") or ()),
@@ -264,8 +267,8 @@ def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
             level = Level.FAILED if each.seconds > STALLED_SECONDS else Level.DEGRADED
             what = f"{_UNREAD[each.of]}: {each.error}"
             yield Cause(level, "daemon", what, each.hint, each.seconds)
-    for warning in daemon.warnings:
-        yield Cause(Level.DEGRADED, "source", warning, "`cdc doctor` names the remedy")
+    for warning, remedy in zip_longest(daemon.warnings, daemon.remedies, fillvalue=""):
+        yield Cause(Level.DEGRADED, "source", warning, remedy or "see the daemon's log")
 
 
 def _initial(config: Config, facts: PipelineFacts) -> Iterator[Cause]:

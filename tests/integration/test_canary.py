@@ -10,8 +10,10 @@ import orjson
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from cdc.config import load
 from cdc.log import names, reader
 from cdc.log.follower_reports import CANARY, Reports
+from cdc.operate.doctor.run import examine
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.reported import reported
 
@@ -57,6 +59,11 @@ def test_where_none_may_be_sent_the_daemon_warns_and_continues(pipeline: NewPipe
         daemon = line.start(config_file=file).wait_ready()
         wait_until(lambda: _warned(daemon.health()), "nothing is reported")
         wait_until(lambda: daemon.health()["status"] == 200, "it is not ready")
+        shown = line.write("shown.yaml", http__listen=f"127.0.0.1:{daemon.port}")
+        found = examine(load(shown, {}))
+        [told] = [each for each in found if "no canary is sent" in each.what]
+        assert "GRANT EXECUTE ON FUNCTION pg_logical_emit_message" in told.fix
+        assert not any(each.check == "verdict" for each in found)
         line.database.execute(f"GRANT EXECUTE ON {emit.format(flush)} TO {role}")
         wait_until(lambda: canaries(line), "no canary comes")
         wait_until(lambda: daemon.health().get("warnings") == [], "it is still reported")

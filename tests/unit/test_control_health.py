@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cdc.operate.findings import warning
 from cdc.operate.health import BATCH_SECONDS, LIVE_SECONDS, STALL_SECONDS, Health, HealthState
 
 
@@ -126,6 +127,7 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
         "seq": 3,
         "snapshot": None,
         "warnings": (),
+        "remedies": (),
         "failures": 0,
         "failing_seconds": None,
         "error": "",
@@ -135,8 +137,9 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
 
 def test_warnings_are_reported_and_do_not_make_it_unready(health: Health) -> None:
     health.to(HealthState.STREAMING, "ok")
-    health.warn(["the slot is lost in 5 min"])
+    health.warn([warning("slot", "the slot is lost in 5 min", "cdc run")])
     assert health.report().warnings == ("the slot is lost in 5 min",)
+    assert health.report().remedies == ("cdc run",)
     assert health.report().ready
     health.warn([])
     assert health.report().warnings == ()

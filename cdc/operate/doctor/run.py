@@ -67,7 +67,8 @@ def examine(config: Config) -> list[Finding]:
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:
-        findings += verdict.examine(config)
+        known = {each.what for each in findings}  # what the daemon warns of, too
+        findings += [each for each in verdict.examine(config) if each.what not in known]
         matched = continuity.examine(config, source.slot, log.resume)
         findings += _reported("continuity", matched)
     return findings

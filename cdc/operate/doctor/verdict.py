@@ -19,7 +19,8 @@ _FORGED: Final = (
 )
 # The other causes have checks of their own, with more detail.
 _ABOUT: Final = {
-    *("daemon", "snapshot", "incremental_snapshot", "topic", "follower", "archive", "webhook"),
+    *("daemon", "source", "snapshot", "incremental_snapshot", "topic"),
+    *("follower", "archive", "webhook"),
 }
 _JOBS: Final = {"follower", "archive"}
 # What is so whether or not a daemon runs.
@@ -66,6 +67,6 @@ def examine(config: Config) -> list[Finding]:
     well = sorted(running - named)
     if well:
         found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))
-    if reads and status.verdict.level is not Level.FAILED:
+    if reads and status.verdict.level is Level.OK:
         found.append(ok("verdict", status.verdict.sentence))
     return found
