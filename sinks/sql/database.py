@@ -33,11 +33,22 @@ if TYPE_CHECKING:
 _POSTGRES: Final = "postgresql+psycopg"
 _DRIVERS: Final = {"postgresql": _POSTGRES, "postgres": _POSTGRES, "sqlite": "sqlite+pysqlite"}
 _LOCK_SECONDS: Final = 30
+# Of who creates what several followers share, such as the table of frontiers; any number.
+_CREATING: Final = 0x10C5_7E9
+# The server notices within half a minute that the follower's machine is gone, and this process that
+# the server is: otherwise a cut's locks would be held for the kernel's two hours. Other connections
+# than TCP have none of these.
+_DEAD_PEER: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 # Values are read and written in Postgres' own forms, whatever the server's settings are.
 _BEGIN_POSTGRES: Final = (
     f"SET LOCAL lock_timeout = {1_000 * _LOCK_SECONDS}; SET LOCAL DateStyle = ISO; SET LOCAL"
     " IntervalStyle = postgres; SET LOCAL TimeZone = UTC; SET LOCAL bytea_output = hex; SET LOCAL"
-    " extra_float_digits = 1; SET CONSTRAINTS ALL DEFERRED"
+    " extra_float_digits = 1; SET CONSTRAINTS ALL DEFERRED; "
+    + "; ".join(f"SET LOCAL tcp_{name} = {value}" for name, value in _DEAD_PEER.items())
 )
 # The first characters of SQLSTATEs, and SQLite's names of errors.
 _TEMPORARY: Final = (
@@ -82,6 +93,14 @@ class Database:
         """Run the block in a transaction of its own."""
         return self._engine.begin()
 
+    def create_alone(self, connection: Connection) -> None:
+        """Wait until no other follower creates anything, and let none until the transaction ends.
+
+        `IF NOT EXISTS` is no help: of two that create the same table at once one gets an error.
+        """
+        if self.is_postgres:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
+
     def columns(self, connection: Connection, place: str) -> dict[str, str]:
         """Return the types of a table's columns; none where there is no such table."""
         query = f"SELECT name, type FROM pragma_table_info({place})"  # noqa: S608 - a quoted name
@@ -102,7 +121,8 @@ class Database:
     @cached_property
     def _engine(self) -> Engine:
         if self.is_postgres:
-            engine = create_engine(self._url, pool_pre_ping=True)
+            given = {k: v for k, v in _DEAD_PEER.items() if k not in self._url.query}
+            engine = create_engine(self._url, pool_pre_ping=True, connect_args=given)
         else:
             # A deleted file must be noticed, so no connection outlives its transaction.
             waiting = {"timeout": _LOCK_SECONDS}

@@ -197,6 +197,7 @@ class SqlSink:
     # --- the frontier's row ---
 
     def _create(self, connection: sa.Connection) -> None:
+        self._database.create_alone(connection)
         self._tables.create_schema(connection, self._schema)
         self._frontiers.create(connection, checkfirst=True)
 

@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import inspect
 
 from cdc.errors import CDCError, ConfigError, StoreLostError
+from lockstep.sinks.contract import key_changed
 from lockstep.sinks.floats import text8
 from lockstep.sinks.sql.database import is_data_error, is_in_use, key_of
 from lockstep.sinks.sql.types import DECODE, ColumnValues
@@ -116,6 +117,8 @@ class SQLTables:
             if name not in stored:
                 self._alter(cut, place, f"ADD COLUMN {self._database.quoted(name)} {kind}")
             elif kind not in (stored[name], known.columns.get(name)):
+                if name in key and not self._database.is_postgres:
+                    raise key_changed(version)  # SQLite can't drop a key's column
                 convert = self._convert if self._database.is_postgres else self._replace
                 convert(cut, place, self._database.quoted(name), kind)
             known.columns[name] = kind
@@ -181,7 +184,9 @@ class SQLTables:
     def create_schema(self, connection: Connection, schema: str) -> None:
         """Create a schema that is missing."""
         if schema and not inspect(connection).has_schema(schema):
-            connection.exec_driver_sql(f"CREATE SCHEMA {self._database.quoted(schema)}")
+            self._database.create_alone(connection)
+            named = self._database.quoted(schema)
+            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {named}")
 
     def _convert(self, cut: Connection, place: str, column: str, kind: str) -> None:
         """Give a column of Postgres another type, or text if a value is none of that type."""

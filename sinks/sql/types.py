@@ -46,7 +46,8 @@ class ColumnValues:
         self._postgres = postgres
         # Kinds of which the log's JSON is not Postgres' text, nor a number.
         is_precise = options.get("decimal.handling.mode") == "precise"
-        self._marked = is_precise or kind is ValueKind.BYTES
+        is_map = kind is ValueKind.MAP  # whose JSON may look as if it were marked
+        self._marked = (is_precise or kind is ValueKind.BYTES) and not is_map
         mirrored = delta_type(column.type, column.modifier)
         self._form = Form(column.type, column.modifier, mirrored, options)
         self.type = "text"
@@ -57,7 +58,7 @@ class ColumnValues:
         """Return the value to bind: Postgres' text, or SQLite's own."""
         if value is None:
             return None
-        if type(value) is dict and value.keys() == {"text"}:
+        if self._kind is not ValueKind.MAP and type(value) is dict and value.keys() == {"text"}:
             text = value["text"]
             is_bytes = self._kind is ValueKind.BYTES and not self._postgres
             return bytes.fromhex(text[2:]) if is_bytes else text

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Barrier
 from typing import Any
 
 import msgspec
@@ -13,7 +16,9 @@ import pytest
 from cdc.errors import ConfigError, OvertakenError, StoreLostError, UnavailableError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Change, Changes, Sink, Version
+from lockstep.sinks.sql.database import Database as SqlDatabase
 from lockstep.sinks.sql.sink import SqlSettings, SqlSink
+from lockstep.sinks.sql.types import ColumnValues
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.fixtures.store_postgres import PostgresStore, url_of
@@ -406,3 +411,60 @@ def test_a_load_that_another_copy_overtakes_has_no_effect(postgres_store: Postgr
     assert [row["body"] for row in stored] == ["long 10"] * 50
     for sink in sinks:
         sink.close()
+
+
+@pytest.mark.parametrize("is_postgres", [True, False])
+@pytest.mark.parametrize("value", [{"text": "foo"}, {"text": None}, {"a": "b", "text": "c"}, {}])
+def test_an_hstore_of_any_keys_is_kept(value: dict[str, str | None], *, is_postgres: bool) -> None:
+    column = USERS.columns[0]._replace(name="h", type="public.hstore")
+    for mode in ("precise", "string"):
+        options = {"hstore.handling.mode": "map", "decimal.handling.mode": mode}
+        values = ColumnValues(column, options, postgres=is_postgres)
+        stored = values.stored(value)
+        pairs = [f'"{k}"=>' + ("NULL" if v is None else f'"{v}"') for k, v in value.items()]
+        assert stored == ", ".join(pairs)
+        assert values.stored(values.json(stored)) == stored
+
+
+def test_sqlite_names_what_helps_where_a_key_has_another_type(sqlite_store: SqliteStore) -> None:
+    columns = [c._replace(type="text", type_id=25) if c.name == "id" else c
+               for c in USERS.columns]  # fmt: skip
+    text = USERS._replace(schema_id=8, columns=tuple(columns))
+    with closing(sqlite_store.sink()) as sink:
+        sink.open()
+        apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
+        new = change(text, 2, row(text, 2, 2, id="2"), 2)._replace(key=b'{"id":"2"}')
+        with pytest.raises(ConfigError, match="another key now") as refused:
+            apply(sink, 2, Changes((text,), [new]))
+        assert "cdc rebuild" in refused.value.hint
+
+
+def test_followers_that_start_first_on_one_database_at_once_all_do(
+    postgres_store: PostgresStore,
+) -> None:
+    """The tables and the schema that they share do not exist, and two copies are of one."""
+    url = url_of(postgres_store.database)
+    names = ["copy", "copy", *(f"f{n}" for n in range(6))]
+    sinks = [SqlSink(SqlSettings(url, name, "shared")) for name in names]
+    together = Barrier(len(sinks))
+
+    def start(sink: SqlSink) -> None:
+        together.wait()
+        sink.open()
+
+    with ThreadPoolExecutor(len(sinks)) as pool:
+        for done in [pool.submit(start, each) for each in sinks]:
+            done.result()
+    for each in sinks:
+        each.close()
+    frontiers = query(postgres_store, "SELECT count(*) FROM shared.lockstep_frontiers")
+    assert frontiers == [{"count": len(set(names))}]
+
+
+def test_a_peer_that_is_gone_is_noticed_by_the_server(postgres_store: PostgresStore) -> None:
+    database = SqlDatabase(url_of(postgres_store.database))
+    with database.transaction() as connection:
+        shown = "SELECT current_setting('tcp_keepalives_idle'), inet_server_addr() IS NULL"
+        seconds, is_local = connection.exec_driver_sql(shown).one()
+    database.close()
+    assert seconds == "10" or is_local
