@@ -106,9 +106,10 @@ _REST = """
 
 The environment wins over the file. A field's variable is `LOCKSTEP_` and its path in capitals,
 joined by `_`. Settings below `log.kafka` follow a double underscore, with `_` for each dot:
-`LOCKSTEP_LOG_KAFKA__SASL_PASSWORD` sets `sasl.password`. Lists are separated by commas. A variable
-that starts with a section's prefix and names no field is an error. What is below `tables` and
-`followers` can be given in the file only, where any text may hold a `${VARIABLE}`.
+`LOCKSTEP_LOG_KAFKA__SASL_PASSWORD` sets `sasl.password`. Below `archive.storage` the name is taken
+as it is (`…__AWS_REGION`), below `keyring.options` in small letters. Lists are separated by commas.
+A variable that starts with a section's prefix and names no field is an error. What is below
+`tables` and `followers` can be given in the file only, where any text may hold a `${VARIABLE}`.
 
 ## Tables, columns, rows
 

@@ -55,6 +55,7 @@ def init(
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)  # of a file that is overwritten, too
             file.write(render(values))
     except FileExistsError as error:
         raise ConfigError(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, get_origin
 
 import yaml
@@ -240,6 +241,13 @@ def _read_view(file: Path, layers: Layers) -> None:
 
 # --- the environment ---
 
+# A name as the map has it, from a variable's.
+_MAP_NAMES: Final[dict[str, Callable[[str], str]]] = {
+    "kafka": lambda name: name.lower().replace("_", "."),
+    "options": str.lower,
+    "storage": str,  # delta-rs' names: AWS_REGION
+}
+
 
 def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
     fields = list(settable())
@@ -259,8 +267,8 @@ def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
             if get_origin(field.type) is tuple:
                 value = _parts(text)
         elif start is not None and len(variable) > len(start):
-            value, name = text, variable.removeprefix(start).lower().replace("_", ".")
-            at = (*maps[start], name)
+            value, given = text, variable.removeprefix(start)
+            at = (*maps[start], _MAP_NAMES[maps[start][-1]](given))
         else:
             if variable.startswith(ours):
                 close = difflib.get_close_matches(variable, single, n=1)

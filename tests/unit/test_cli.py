@@ -188,7 +188,9 @@ def test_init_writes_a_file_that_checks_and_never_overwrites_one(
     assert main.run(["init", str(path)]) == Exit.CONFIG
     assert "exists already" in capsys.readouterr().err
     assert "pipeline: mine" in path.read_text(encoding="utf-8")
+    path.chmod(0o644)
     assert main.run(["init", str(path), "--force"]) == Exit.OK
+    assert path.stat().st_mode & 0o077 == 0
     assert "pipeline: shop" in path.read_text(encoding="utf-8")
 
 

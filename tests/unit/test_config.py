@@ -134,6 +134,7 @@ def test_what_postgres_and_kafka_would_refuse_is_refused_here(
         ("LOCKSTEP_CONSOLE_LISTEN", "[::1]:8600", "console.listen", "[::1]:8600"),
         ("LOCKSTEP_HTTP_LISTEN", "[::1]:0", "http.listen", "[::1]:0"),
         ("LOCKSTEP_LOG_KAFKA__SECURITY_PROTOCOL", "ssl", "log.kafka.security.protocol", "ssl"),
+        ("LOCKSTEP_ARCHIVE_STORAGE__AWS_REGION", "eu", "archive.storage.AWS_REGION", "eu"),
     ],
 )
 def test_the_environment_wins_over_the_file(
@@ -142,6 +143,12 @@ def test_the_environment_wins_over_the_file(
     path.write_text(MINIMAL, encoding="utf-8")
     rows = {at: (shown, origin) for at, shown, origin in show(read(path, {variable: value}))}
     assert rows[field] == (expected, variable)
+
+
+def test_a_plugins_option_keeps_its_name(path: Path) -> None:
+    path.write_text(MINIMAL + "keyring: {plugin: vault}\n", encoding="utf-8")
+    options = read(path, {"LOCKSTEP_KEYRING_OPTIONS__ROLE_ID": "x"}).config.keyring.options
+    assert options == {"role_id": "x"}
 
 
 def test_each_field_has_a_variable_of_its_own() -> None:
