@@ -183,7 +183,7 @@ def erase(
     for _ in range(TRIES):
         try:
             return _erase(config, archive, subject) if subject.every else None
-        except ConflictError:
+        except (ConflictError, FileNotFoundError):  # another erasure has deleted a listed file
             archive.find()
             subject = find_again()
     raise lake.busy(archive.path)

@@ -489,6 +489,39 @@ def test_a_commit_after_an_erasure_is_a_conflict_and_a_running_archive_continues
     kept.expect_sound(4)
 
 
+def test_an_erasure_between_whose_files_another_one_comes_is_done(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one replaces files that this one has listed and is about to read."""
+    for change in (
+        "INSERT INTO users VALUES ('a', 'first', 'b'), ('other', 'second', 'b')",
+        "UPDATE users SET name = name || ' changed'",
+        "DELETE FROM users",
+    ):
+        kept.execute(change)
+        kept.archived.reach()
+    erasure = Erasing(kept.config, "public.users", "a")
+
+    def another(failpoint: str) -> None:
+        if failpoint == "erase_file":
+            monkeypatch.undo()
+            assert Erasing(kept.config, "public.users", "other").run().erasure is not None
+
+    monkeypatch.setattr(failpoints, "reach", another)
+    done = erasure.run().erasure
+    assert done is not None
+    assert done.events == 3
+    archive = _opened(kept)
+    assert len(erasing.erasures(kept.config, archive)) == 2
+    assert not proving.prove(kept.config, archive).findings
+
+
+def _opened(kept: Kept) -> ArchiveTable:
+    archive = opened(kept.config)
+    assert archive.find()
+    return archive
+
+
 def _values(kept: Kept, key: str) -> list[bytes]:
     """Return the archived events of a row, in seq order."""
     archive = opened(kept.config)
