@@ -41,7 +41,7 @@ def erase(config: Config, erased: set[Place]) -> list[str]:
             failpoints.reach("erase_base")
             bases.find()
             bases.forget_versions(lambda: _commit(bases, [], (), set(bases.added())))
-        except ConflictError:
+        except (ConflictError, FileNotFoundError):  # another erasure has deleted a listed file
             bases.find()
             continue
         return delete_replaced(bases, erased)
