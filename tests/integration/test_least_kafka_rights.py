@@ -24,6 +24,7 @@ from cdc.log.tail import tail
 from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
+from cdc.operate.webhooks import WebhooksReader
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import USERS, apply, change, row
 from lockstep.jobs.apply import positions, stores
@@ -283,5 +284,6 @@ def test_topics_groups_and_queues_work_with_what_the_document_adds(guarded: Guar
     guarded.commands("owner", "group remove app")
     WebhookRun(guarded.config("app"), "hook").close()
     wait_until(lambda: daemon.health()["webhooks"][0]["state"] != "new", "the webhook is not seen")
-    guarded.commands("reader", "status --json")
+    with closing(WebhooksReader(guarded.config("reader"))) as webhooks:
+        assert webhooks.read()[0].group is not None
     assert "AUTHORIZATION_FAILED" not in daemon.log
