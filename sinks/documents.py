@@ -38,8 +38,9 @@ class DocumentNode(NamedTuple):
     one: bool = False
     order: tuple[tuple[str, bool], ...] = ()  # a column, and whether it is descending
     children: tuple[DocumentNode, ...] = ()
-    # Those of the table's columns: another column may have a name now.
-    attnums: tuple[int | None, ...] = ()
+    # Attnum, type and modifier of the table's columns: another one may have a name now, or a column
+    # other values.
+    forms: tuple[tuple[int | None, str, int], ...] = ()
 
     @property
     def own(self) -> tuple[str, ...]:

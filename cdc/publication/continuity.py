@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _START_OVER: Final = "`cdc teardown --topics`, then `cdc setup` and a snapshot, start over"
 # `--topics` alone is refused then: the log may be another pipeline's.
-_IF_GONE: Final = "or, if that is gone for good, `cdc teardown --topics --other-source` starts over"
+_IF_DELETED: Final = (
+    "or, if that no longer exists, `cdc teardown --topics --other-source` starts over"
+)
 
 
 def check(
@@ -116,13 +118,13 @@ def require_same_database(
         raise GapError(
             f"the log comes from system {identity.system_identifier}, this is {system_identifier}:"
             " another cluster, as after pg_upgrade or where a dump was restored",
-            hint=f"point source.dsn at the cluster the log comes from; {_IF_GONE}",
+            hint=f"point source.dsn at the cluster the log comes from; {_IF_DELETED}",
         )
     if identity.database != database:
         more = f"; {whereabouts}" if whereabouts else ""
         raise GapError(
             f"the log comes from database {identity.database}, this is {database}{more}",
-            hint=f"point source.dsn at the database the log comes from; {_IF_GONE}",
+            hint=f"point source.dsn at the database the log comes from; {_IF_DELETED}",
         )
 
 

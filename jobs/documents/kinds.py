@@ -199,8 +199,14 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Docu
         document.one,
         tuple(_ordered(each, version) for each in document.order),
         tuple(tree(field, child, versions) for field, child in document.children.items()),
-        tuple(column.attnum for column in version.columns),
+        tuple(map(_form, version.columns)),
     )
+
+
+def _form(column: Column) -> tuple[int | None, str, int]:
+    """Return what a document's values of a column depend on."""
+    # However long a varchar may be, its values are the same.
+    return column.attnum, column.type, -1 if column.type == "varchar" else column.modifier
 
 
 def _ordered(text: str, version: Version) -> tuple[str, bool]:

@@ -34,7 +34,7 @@ from cdc.config import load
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import compaction, names
-from cdc.log.frontier_tail import FrontierTail
+from cdc.log.frontier_tail import FrontierTail, record_at
 from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.reader import read_schemas
@@ -539,8 +539,23 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._planner
 
     def _frontier(self, start: dict[str, Any]) -> Applied:
-        """Return the frontier of an offset; raise GapError if the log no longer has it."""
-        return frontiers.find(self._asked.config, int(start["seq"]) or frontiers.BEGINNING)
+        """Return the frontier of an offset; raise GapError if the log has not, or another there."""
+        config, seq = self._asked.config, int(start["seq"])
+        if not seq:
+            return frontiers.find(config, frontiers.BEGINNING)
+        there = record_at(config, int(start["place"]) - 1)
+        if there and (there.epoch, str(there.lsn), there.seq) != (
+            start["epoch"],
+            start["lsn"],
+            seq,
+        ):
+            raise GapError(
+                f"the stream's checkpoint is at {start['lsn']} (seq {seq}), where this log has"
+                f" {there.lsn} (seq {there.seq})",
+                hint="it read another log: one that was set up before, or of a database that was"
+                " restored since. Start with a new checkpoint, and with an empty store",
+            )
+        return frontiers.find(config, seq)
 
 
 def _offset(at: Applied) -> dict[str, Any]:

@@ -10,6 +10,7 @@ already switched reject late writes from a follower of the old generation.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Final
@@ -18,13 +19,15 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from cdc.errors import ConfigError, UnavailableError
-from lockstep.sinks.delta import evolve, features, lake
+from lockstep.sinks.delta import evolve, features, lake, layout
 from lockstep.sinks.delta.frontier_rows import FrontierRow
 from lockstep.sinks.delta.frontiers import FrontierTable
 from lockstep.sinks.delta.lake import CommitInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Applied
     from lockstep.sinks.delta.settings import DeltaSettings
@@ -156,15 +159,36 @@ def move(settings: DeltaSettings, generation: int, mirror: str, version: int) ->
     app = lake.app_of(settings.pipeline, settings.follower)
     upto = lake.newest_transaction(built, app) or lake.transaction_version(generation, 0)
     table = lake.opened(path, settings.storage)
+    by = evolve.AlteringWriter(lake.newest_facts(built), settings.storage, settings.large)
     if table is not None:
         features.expect_ours(table, changes_rows=False)
-    if table is None or (lake.newest_transaction(table, app) or 0) < upto:
+    else:
+        table = _made_as(built, path, by)
+    if (lake.newest_transaction(table, app) or 0) < upto:
         table = lake.copied(
             built, path, settings.storage, CommitInfo(app, upto, lake.newest_facts(built))
         )
-    by = evolve.AlteringWriter(lake.newest_facts(built), settings.storage, settings.large)
     evolve.keep_key(table, evolve.key_of(built), by)
     return table.version()
+
+
+def _made_as(built: DeltaTable, path: str, by: evolve.AlteringWriter) -> DeltaTable:
+    """Create a mirror without rows that is partitioned, and has its columns mapped, as a built one.
+
+    What is written to a path where nothing is would be neither.
+    """
+    fields = json.loads(built.schema().to_json())["fields"]
+    columns = [(field["name"], field["type"]) for field in fields]
+    table = lake.made(
+        path,
+        layout.struct(columns, path),
+        by.storage,
+        properties=layout.properties(name for name, _ in columns),
+        facts=by.facts,
+        partition=built.metadata().partition_columns,
+    )
+    evolve.map_columns(table, by)
+    return table
 
 
 def _carried(settings: DeltaSettings, generation: int, mirror: str) -> tuple[int, int]:

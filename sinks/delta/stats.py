@@ -107,6 +107,9 @@ def _written(kind: pa.DataType, least: Any, most: Any) -> tuple[object, object]:
         return _time(least // 1_000, zone), _time(-(-most // 1_000), zone)
     if pa.types.is_string(kind):
         return least[:_CHARACTERS], _above(most)
+    if pa.types.is_floating(kind):
+        # Equal to Arrow, which has found either; some readers take -0 for less than 0.
+        least, most = -0.0 if least == 0 else least, 0.0 if most == 0 else most
     return _as_json(least), _as_json(most)
 
 

@@ -250,7 +250,9 @@ class _Tidying:
         for size in _SIZES:
             small = [file for file in every if least <= file.bytes < size]
             if len(small) >= FILES_OF_A_SIZE:
-                self._groups.append(small)
+                # So many at a time: executors may have written hundreds of them for one cut.
+                small.sort(key=lambda file: file.bytes)
+                self._groups.append(small[:FILES_OF_A_SIZE])
             least = size
 
     def commit(self, commit: CommitInfo) -> None:

@@ -35,7 +35,7 @@ _DRIVERS: Final = {"postgresql": _POSTGRES, "postgres": _POSTGRES, "sqlite": "sq
 _LOCK_SECONDS: Final = 30
 # Of who creates what several followers share, such as the table of frontiers; any number.
 _CREATING: Final = 0x10C5_7E9
-# The server notices within half a minute that the follower's machine is gone, and this process that
+# The server notices within half a minute that the follower's machine is down, and this process that
 # the server is: otherwise a cut's locks would be held for the kernel's two hours. Other connections
 # than TCP have none of these.
 _DEAD_PEER: Final = {

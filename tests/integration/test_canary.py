@@ -61,8 +61,8 @@ def test_where_none_may_be_sent_the_daemon_warns_and_continues(pipeline: NewPipe
         wait_until(lambda: daemon.health()["status"] == 200, "it is not ready")
         shown = line.write("shown.yaml", http__listen=f"127.0.0.1:{daemon.port}")
         found = examine(load(shown, {}))
-        [told] = [each for each in found if "no canary is sent" in each.what]
-        assert "GRANT EXECUTE ON FUNCTION pg_logical_emit_message" in told.fix
+        [warning] = [each for each in found if "no canary is sent" in each.what]
+        assert "GRANT EXECUTE ON FUNCTION pg_logical_emit_message" in warning.fix
         assert not any(each.check == "verdict" for each in found)
         line.database.execute(f"GRANT EXECUTE ON {emit.format(flush)} TO {role}")
         wait_until(lambda: canaries(line), "no canary comes")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
+from pyspark.sql.types import StructType
 
 import lockstep
 from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log import names, reader, topics
 from lockstep.jobs.cuts import frontiers
-from lockstep.jobs.spark.changes_source import Planner, wanted
+from lockstep.jobs.spark.changes_source import Planner, SourceOptions, StreamReader, wanted
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, patiently, wait_until
 
 if TYPE_CHECKING:
@@ -202,6 +204,37 @@ def test_a_range_whose_last_frontier_is_missing_is_not_returned(line: PipelineUn
                 planner.batch(1_000, missing + 1)
     with closing(Planner(asked, start)) as planner:
         assert planner.batch(1_000, offsets[0] + 1).cuts[-1].place == offsets[0] + 1
+
+
+def test_a_checkpoint_of_another_log_is_refused(line: PipelineUnderTest) -> None:
+    """Its seq may be a frontier of this log, too: the events up to there would be missing."""
+    offsets = []
+    for number in range(2):
+        line.database.execute(f"INSERT INTO days VALUES (date '2026-02-01' + {number}, 1)")
+        in_log(line)
+        found = frontiers.find(line.config, frontiers.LATEST)
+        fields = {"place": found.place, "epoch": found.epoch, "lsn": str(found.lsn)}
+        offsets.append({**fields, "seq": found.seq})
+    start, end = offsets
+    asked, _ = wanted({"config": str(line.config_file)})
+    with closing_stream(asked) as stream:
+        assert stream.partitions(start, end)
+    for other in ({"lsn": "0/1"}, {"epoch": start["epoch"] + 1}):
+        with (
+            closing_stream(asked) as stream,
+            pytest.raises(GapError, match="the stream's checkpoint is at") as refused,
+        ):
+            stream.partitions({**start, **other}, end)
+        assert "it read another log" in refused.value.hint
+
+
+@contextmanager
+def closing_stream(asked: SourceOptions) -> Iterator[StreamReader]:
+    stream = StreamReader(asked, StructType(), lambda _, error: error)
+    try:
+        yield stream
+    finally:
+        stream.stop()
 
 
 @pytest.mark.long("other positions that it lacks", sample=["seq"])

@@ -150,6 +150,41 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
     shadow.close()
 
 
+def test_a_mirror_that_is_built_again_where_none_is_keeps_partitions_and_names(
+    lake: Lake,
+) -> None:
+    odd = USERS._replace(
+        columns=tuple(
+            each._replace(name="a b") if each.name == "body" else each for each in USERS.columns
+        )
+    )
+
+    def rows(seq: int) -> Changes:
+        made = change(odd, seq, row(USERS, seq, 1), 1)
+        named = made.row and made.row.replace(b'"body"', b'"a b"')
+        return Changes((odd,), [made._replace(row=named)])
+
+    follower = lake.sink(partition={"public.users": ("active",)})
+    apply(follower, 1, rows(1))
+    path = lake.path / "public.users"
+    before = DeltaTable(path)
+    shutil.rmtree(path)
+    shadow = follower.at(2, frozenset({"public.users"}))
+    shadow.open()
+    apply(shadow, 1, rows(1))
+    follower.switch(2)
+    after = DeltaTable(path)
+    assert after.metadata().partition_columns == ["active"]
+    mode = "delta.columnMapping.mode"
+    assert after.metadata().configuration[mode] == before.metadata().configuration[mode] == "name"
+    assert after.protocol().reader_features == before.protocol().reader_features
+    assert lake.ids() == {1: 1}
+    follower.open()
+    apply(follower, 2, rows(2))
+    assert lake.ids() == {1: 2}
+    shadow.close()
+
+
 def _die(*_: object) -> None:
     raise UnavailableError("killed", hint="")
 

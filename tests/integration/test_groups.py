@@ -159,7 +159,9 @@ def test_a_member_whose_offset_the_broker_lacked_joins_again(pipeline: NewPipeli
         for each in member.partitions:
             vars(member)["_client"].seek(TopicPartition(*each, 1_000_000))
         with pytest.raises(UnavailableError, match="join the group again"):
-            wait_until(lambda: member.receive(0.2), "the member stands still", 60.0)
+            wait_until(
+                lambda: member.receive(0.2), "the member receives nothing, and no error", 60.0
+            )
     with lockstep.Client(line.config) as client:
         again = read(client, "g", lambda found: len(found) == 20)
     assert {each.seq for each in again} == set(range(1, 21))

@@ -461,7 +461,7 @@ def test_followers_that_start_first_on_one_database_at_once_all_do(
     assert frontiers == [{"count": len(set(names))}]
 
 
-def test_a_peer_that_is_gone_is_noticed_by_the_server(postgres_store: PostgresStore) -> None:
+def test_a_dead_peer_is_noticed_by_the_server(postgres_store: PostgresStore) -> None:
     database = SqlDatabase(url_of(postgres_store.database))
     with database.transaction() as connection:
         shown = "SELECT current_setting('tcp_keepalives_idle'), inet_server_addr() IS NULL"

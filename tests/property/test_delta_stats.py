@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -69,6 +70,9 @@ def test_bounds_hold_every_value(kind: pa.DataType, data: st.DataObject) -> None
             assert least.encode() <= value.encode() <= most.encode()
         else:
             assert least <= value <= most
+    if pa.types.is_floating(kind):  # for readers to which -0 is less than 0
+        assert least != 0 or math.copysign(1, least) < 0
+        assert most != 0 or math.copysign(1, most) > 0
 
 
 def test_only_the_first_columns_have_statistics() -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -22,7 +23,8 @@ from hypothesis import strategies as st
 
 from cdc.config.followers import Document
 from cdc.events import LSN
-from lockstep.jobs.documents.kinds import DocumentKind, DocumentTables
+from lockstep.conformance.store import USERS
+from lockstep.jobs.documents.kinds import DocumentKind, DocumentTables, tree
 from lockstep.jobs.documents.mirror import MirrorTables, MirrorVersion
 from lockstep.jobs.documents.rows import NodeRows
 from lockstep.sinks.contract import Applied, Column, Version
@@ -368,3 +370,20 @@ def test_a_query_finds_values_whatever_else_is_wanted(tmp_path: Path) -> None:
         assert [row.terms["id"] for row in found] == [1], name
     # The mirror gets a column with the first value of it.
     assert not [*tables.trace(node, ("later",), frozenset({(1,)}))]
+
+
+def test_documents_are_built_again_for_another_type_of_a_column() -> None:
+    """Otherwise those that nothing changes later would keep values of the former type."""
+    document = msgspec.convert({"table": USERS.name}, Document)
+
+    def of(**changed: Any) -> DocumentNode:  # noqa: ANN401 - a column's
+        columns = tuple(
+            each._replace(**changed) if each.name == "body" else each for each in USERS.columns
+        )
+        return tree("user", document, {USERS.name: USERS._replace(columns=columns)})
+
+    assert of() == of(nullable=False)
+    assert of() != of(type="int4")
+    assert of() != of(attnum=9)
+    assert of(type="numeric", modifier=5) != of(type="numeric", modifier=6)
+    assert of(type="varchar", modifier=14) == of(type="varchar", modifier=24)

@@ -28,7 +28,7 @@ class Reading:
 def test_what_cannot_be_read_is_kept_with_its_error_until_it_is_read() -> None:
     reading = Reading()
     with closing(Monitor("webhooks", 0.01, reading, reading.read, 0)) as monitor:
-        wait_until(lambda: monitor.unread, "it was not told")
+        wait_until(lambda: monitor.unread, "it is not reported")
         assert monitor.unread is not None
         since = monitor.unread.since
         fields = monitor.unread.fields()
@@ -41,7 +41,7 @@ def test_what_cannot_be_read_is_kept_with_its_error_until_it_is_read() -> None:
         wait_until(lambda: monitor.newest == 7, "it is not read")
         wait_until(lambda: monitor.unread is None, "the error stays")
         reading.refused = True
-        wait_until(lambda: monitor.unread, "it was not told again")
+        wait_until(lambda: monitor.unread, "it is not reported again")
         assert monitor.unread is not None
         assert monitor.unread.since > since
     wait_until(lambda: reading.is_closed, "its connections stay")
