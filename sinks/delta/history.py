@@ -66,13 +66,13 @@ def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
     # Rows of a view, and of a direct snapshot, share a seq: only its key shows which of them ends.
     shared = pc.count_distinct(stored[SEQ]).as_py() < stored.num_rows
     keys = work.key if shared else ()
-    for name in keys:
+    for name in (*keys, EXACT) if shared else ():
         ended = ended.append_column(of.schema.field(name), of[name])
     source = pa.concat_tables(
         [ended, new.append_column(_ENDS, pa.nulls(new.num_rows, pa.int64()))],
         promote_options="default",
     )
-    same = "".join(f" AND {_same(name)}" for name in keys)
+    same = "".join(f" AND {delta_keys.same(of, name)}" for name in keys)
     values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names}
     ends = {quoted(name): f"s.{quoted(name)}" for name in ENDED}
     (
@@ -91,12 +91,6 @@ def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
         .when_not_matched_insert(updates=values, predicate=f"s.{quoted(_ENDS)} IS NULL")
         .execute()
     )
-
-
-def _same(name: str) -> str:
-    """Return the condition that a column is what it is in the same stored row."""
-    column = quoted(name)
-    return f"(t.{column} = s.{column} OR (t.{column} IS NULL AND s.{column} IS NULL))"
 
 
 def replaced(

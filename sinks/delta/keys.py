@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lockstep.sinks.delta.columns import one_chunk
-from lockstep.sinks.delta.lake import looked_up
+from lockstep.sinks.delta.lake import looked_up, quoted
 from lockstep.sinks.delta.layout import EXACT, OURS, SEQ
 from lockstep.sinks.delta.rows import only
 
@@ -161,3 +161,20 @@ def unsigned_zero(values: pa.Array) -> pa.Array:
 
 def _scalar(text: bytes) -> pa.Scalar:
     return pa.scalar(text, pa.binary())
+
+
+def same(rows: pa.Table, name: str) -> str:
+    """Return the condition that a key's column of these rows, `s`, is that of a stored row, `t`.
+
+    Also where it is NULL, or its text is in `_exact`.
+    """
+    column = quoted(name)
+    # 0 and -0 are the same key: adding 0 removes the sign.
+    unsigned = " + 0.0" if has_zero(rows[name]) else ""
+    same = f"t.{column}{unsigned} = s.{column}{unsigned}"
+    if not rows[name].null_count:
+        return same
+    text = "'" + name.replace("'", "''") + "'"
+    exact = [f"coalesce(map_extract({each}.{quoted(EXACT)}, {text})[1], '')"
+             for each in "ts"]  # fmt: skip
+    return f"({same} OR (t.{column} IS NULL AND s.{column} IS NULL AND {exact[0]} = {exact[1]}))"

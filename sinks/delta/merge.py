@@ -41,7 +41,7 @@ def apply(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
 def _merge(table: DeltaTable, work: Work, commit: CommitInfo) -> None:
     batch = delta_work.filled(table, work.batch, work.key)
     rows = batch.rows.append_column(IS_DELETE, batch.deleted)
-    on = " AND ".join(_same(batch.rows, name) for name in work.key)
+    on = " AND ".join(keys.same(batch.rows, name) for name in work.key)
     newer = f"s.{quoted(layout.SEQ)} > t.{quoted(layout.SEQ)}"
     values = {quoted(name): f"s.{quoted(name)}" for name in batch.rows.column_names}
     merge = table.merge(
@@ -67,17 +67,3 @@ def _deletes(merge: Any, newer: str, *, soft: bool) -> Any:  # noqa: ANN401 - de
         return merge.when_matched_delete(predicate=deletes)
     marked = {quoted(name): f"s.{quoted(name)}" for name in layout.MARKED}
     return merge.when_matched_update(updates=marked, predicate=deletes)
-
-
-def _same(rows: pa.Table, name: str) -> str:
-    """Return the condition that a key's column is equal, even if NULL or in `_exact`."""
-    column = quoted(name)
-    # 0 and -0 are the same key: adding 0 removes the sign.
-    unsigned = " + 0.0" if keys.has_zero(rows[name]) else ""
-    same = f"t.{column}{unsigned} = s.{column}{unsigned}"
-    if not rows[name].null_count:
-        return same
-    text = "'" + name.replace("'", "''") + "'"
-    exact = [f"coalesce(map_extract({each}.{quoted(layout.EXACT)}, {text})[1], '')"
-             for each in "ts"]  # fmt: skip
-    return f"({same} OR (t.{column} IS NULL AND s.{column} IS NULL AND {exact[0]} = {exact[1]}))"

@@ -208,7 +208,7 @@ def test_a_range_whose_last_frontier_is_missing_is_not_returned(line: PipelineUn
 
 def test_a_checkpoint_of_another_log_is_refused(line: PipelineUnderTest) -> None:
     """Its seq may be a frontier of this log, too: the events up to there would be missing."""
-    offsets = []
+    offsets = list[dict[str, Any]]()
     for number in range(2):
         line.database.execute(f"INSERT INTO days VALUES (date '2026-02-01' + {number}, 1)")
         in_log(line)

@@ -24,6 +24,7 @@ from lockstep.conformance.store import (
 )
 from lockstep.sinks.contract import Change, Changes, Column
 from lockstep.sinks.delta import actions as delta_actions
+from lockstep.sinks.delta import lake as delta_lake
 from lockstep.sinks.delta import work as delta_work
 from lockstep.sinks.delta.lake import CommitInfo
 from tests.integration.test_delta_sink import APPLIERS, Lake, lines, users
@@ -177,3 +178,27 @@ def test_keys_are_looked_for_part_by_part(
         n: json.loads(sink.rows(LINES, [key(LINES, n, n)])[key(LINES, n, n)])["body"]
         for n in (12, 34, 50)
     } == {12: "long 10", 34: "long 30", 50: "long 39"}
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_one_of_two_rows_whose_keys_have_no_value_in_delta_ends(
+    tmp_path: Path, applier: str
+) -> None:
+    """Both are NULL in the column, and share a seq, as rows of a direct snapshot do."""
+    lake = Lake(tmp_path)
+    at = Column("at", "date", 1082, -1, nullable=False)
+    days = CLICKS._replace(columns=(at, *CLICKS.columns[1:2]), key=("at",))
+
+    def of(seq: int, day: str, name: str) -> Change:
+        made = change(CLICKS, seq, {"id": 0, "name": name})
+        value = json.dumps({"at": day, "name": name}).encode()
+        return made._replace(row=value, key=json.dumps({"at": day}).encode(), op="c")
+
+    sink = lake.sink(applier=applier, history=frozenset({days.name}))
+    apply(sink, 1, Changes((days,), [of(1, day, "first") for day in ("infinity", "-infinity")]))
+    apply(sink, 2, Changes((days,), [of(2, "infinity", "second")]))
+    names = ["name", "_exact", "_current"]
+    rows = delta_lake.read(lake.table("clicks"), names).to_pylist()
+    current = {dict(each["_exact"])["at"]: each["name"] for each in rows if each["_current"]}
+    assert current == {"infinity": "second", "-infinity": "first"}
+    assert len(rows) == 3
