@@ -13,6 +13,10 @@ from cdc.errors import ConfigError
 from cdc.publication import column_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cdc.config import TableSelection
+    from cdc.decode.messages import Relation
     from cdc.log.records import ColumnNumbers, SchemaRecord
     from cdc.publication.column_identity import ExposedColumn
     from cdc.sequence.relation_request import RelationRequest
@@ -113,6 +117,32 @@ def nothing_exposed(
         raise _computed(request, exposed, today, hidden) or _shown(
             request, exposed, dropped=not today.columns, unnumbered=unnumbered
         )
+
+
+def undecided_columns(
+    relation: Relation, selection: TableSelection, known: Collection[str]
+) -> list[str]:
+    """Return the columns that are not `known`, and that the configuration shows without `keep`."""
+    return [
+        column.name
+        for column in relation.columns
+        if column.name not in known
+        and selection.mask(column.name) is None
+        and selection.captures(column.name)
+    ]
+
+
+def may_be_hidden(relation: Relation, columns: list[str], *, dropped: bool) -> ConfigError:
+    """Return the error for columns that the table which the relation was a part of may hide."""
+    name = f"{relation.namespace}.{relation.name}"
+    now = "was dropped since" if dropped else "is not published now"
+    return ConfigError(
+        f"{name} may have been a partition, and it {now}: so it is not known which of its columns"
+        f" the configuration hides as those of its table: {', '.join(columns)}",
+        hint=f'tables."{name}": mask: {{"*": null}} hides them all; `keep` after it, as in'
+        ' {"*": null, id: keep}, shows what may be shown, and the key\'s columns take `keep` or'
+        " hmac. Then only `cdc run`, and take it out again afterwards",
+    )
 
 
 def _computed(

@@ -119,6 +119,12 @@ class Relations:
         """Return whether the table's columns were numbered before."""
         return relation_id in self._numbers
 
+    def known_columns(self, relation_id: int) -> set[str]:
+        """Return the names of the columns that the log last had of a table."""
+        newest, numbers = self.newest(relation_id), self._numbers.get(relation_id)
+        known = {column.name for column in newest.columns} if newest else set()
+        return known | {c.name for c in numbers[-1].columns if not c.dropped} if numbers else known
+
     def newest(self, relation_id: int) -> SchemaRecord | None:
         """Return the newest version of a relation."""
         versions = self._by_relation.get(relation_id)

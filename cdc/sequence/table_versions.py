@@ -25,8 +25,10 @@ from cdc.events import TRUNCATE_KEY
 from cdc.keyring.opening import ciphers_of
 from cdc.log import cleanup, column_numbers, names, reader, records, resume, topics
 from cdc.log.limits import limits, ours
+from cdc.publication import diff
 from cdc.publication.check import PublicationCheck
 from cdc.publication.column_identity import hides_something
+from cdc.sequence import refusals
 from cdc.sequence.relation_request import RelationRequest
 from cdc.source.column_changes import fingerprints
 from cdc.source.described import describe_table
@@ -185,6 +187,8 @@ class TableVersions:
     ) -> TableRoute:
         names = ((relation.namespace, relation.name), *published.ancestors)
         selection = self._config.selection.of(*names)
+        if self._hides_by_ancestor:
+            self._require_ancestors(relation, selection, published)
         # After the transaction is visible: what is read here is of its time, or a later one.
         facts = facts._replace(numbers=self._numbers(relation, selection, xid))
         request = RelationRequest(
@@ -212,6 +216,39 @@ class TableVersions:
             self.dead,
             keyless=TRUNCATE_KEY if cleanup.is_compacted(self._config, version) else None,
         )
+
+    def _require_ancestors(
+        self, relation: Relation, selection: TableSelection, published: SentTable
+    ) -> None:
+        """Raise ConfigError if the relation may have hidden columns as a former partition.
+
+        The catalog shows what it is a partition of today, not when its rows were written. What the
+        log has of it was described then: only other columns are refused.
+        """
+        known = self._relations.known_columns(relation.relation_id)
+        unknown = refusals.undecided_columns(relation, selection, known)
+        if unknown and not self._has_its_ancestors(relation, published):
+            raise refusals.may_be_hidden(relation, unknown, dropped=not published.columns)
+
+    def _has_its_ancestors(self, relation: Relation, published: SentTable) -> bool:
+        """Return whether the relation is sent for what it is today, so that no ancestor is missing.
+
+        A table with a membership of its own is no partition that came with its table.
+        """
+        oid, own = relation.relation_id, (relation.namespace, relation.name)
+        pinned = self._identity.publication
+        for table, membership in pinned.tables.items():
+            # A table that was dropped is pinned without its oid.
+            known = pinned.relations.get(table)
+            if membership and (known == oid or (known is None and diff.split_name(table) == own)):
+                return True
+        if not published.columns:
+            return False
+        members = read_members(self._sql, self._config.publication)
+        member = next((each for each in members if each.oid == oid), None)
+        if member is None or (member.root is None) != (not published.ancestors):
+            return False
+        return any(self._config.selection.includes(*n) for n in (own, *published.ancestors))
 
     def take_alteration(self) -> records.Alteration | None:
         """Return what the version described last does to the rows before it, once."""

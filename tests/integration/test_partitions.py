@@ -95,6 +95,37 @@ def test_by_leaf_a_partition_is_masked_as_its_table_is(pipeline: NewPipeline) ->
         assert name not in values
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", ["ALTER TABLE sales DETACH PARTITION s26", "DROP TABLE s26"])
+def test_by_leaf_a_partition_that_has_left_shows_nothing_of_its_table(
+    pipeline: NewPipeline, leaves: str
+) -> None:
+    """The catalog no longer has what it was a partition of, and so which columns are hidden."""
+    settings, other = {"mask": {"who": None}}, "CREATE TABLE other (id int PRIMARY KEY)"
+    line = pipeline(
+        *PARTED, other, source={"partitions": "leaf"}, tables={"public.sales": settings}
+    )
+    line.start().wait_ready()
+    line.database.execute(
+        "BEGIN; CREATE TABLE s26 PARTITION OF sales FOR VALUES IN (26);"
+        f" INSERT INTO sales VALUES (3, 26, 'cid'); {leaves}; COMMIT",
+        "INSERT INTO sales VALUES (4, 24, 'ada')",
+        # It was published by its own name, so it is no partition.
+        "INSERT INTO other VALUES (5)",
+        "DROP TABLE other",
+    )
+    line.ends(line.daemon, 78, "public.s26 may have been a partition", '"*": null')
+    assert not data_records(line)
+    own = {"mask": {"*": None, "id": "keep", "year": "keep"}}
+    tables = {"public.sales": settings, "public.s26": own}
+    line.config_file = line.write("remedy.yaml", tables=tables)
+    line.start().wait_ready()
+    assert reported(line, 3) == [("s26", "c", 3), ("sales_24", "c", 4), ("other", "c", 5)]
+    values = b"".join(r.value or b"" for r in data_records(line))
+    assert b"cid" not in values
+    assert b"ada" not in values
+
+
 @pytest.mark.pg(">= 15")
 def test_what_a_partition_holds_may_be_detached_and_attached(pipeline: NewPipeline) -> None:
     """Postgres 14 continues to send its rows as the table's, within the session."""
