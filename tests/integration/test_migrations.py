@@ -205,6 +205,10 @@ def test_each_statement_is_in_its_place_among_the_changes(
         ("COMMENT", seqs[240], 0),
     ]
     assert found[0]["commit_lsn"] == found[1]["commit_lsn"] != found[2]["commit_lsn"]
+    times = {event["source"]["commit_lsn"]: event["source"]["ts_us"] for event in rows(bare)}
+    for statement in (found[0], found[1], found[3]):
+        assert statement["committed_at_us"] == times[statement["commit_lsn"]]
+    assert len({statement["committed_at_us"] for statement in found}) == len(found) - 1
     converge(bare.config)
     bare.daemon.term()
     assert bare.start().wait_ready().term() == 0, "its own records are not in its way"

@@ -135,7 +135,7 @@ class MessageRouter:
         at = self._sequencer
         record = ddl.record(
             self._prefix, body, lsn=message.lsn, commit_lsn=at.transaction_lsn,
-            ordinal=at.ordinal, seq=at.seq, committed_at_us=at.committed_at_us, tx_id=at.xid,
+            ordinal=at.ordinal, seq=at.seq, committed_at_us=at.transaction_us, tx_id=at.xid,
             literals=not self._hides,
         )  # fmt: skip
         if record is None:
