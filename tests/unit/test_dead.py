@@ -164,7 +164,7 @@ def test_what_surely_fits_is_not_looked_at() -> None:
     """Such a row's longest possible event fits, with the widest envelope."""
     limit = record_limit(16 << 20)
     small = oversize.plain_bytes(limit)
-    longest = len(orjson.dumps("\x01" * small)) + 2 * 1_600 * 128
+    longest = oversize.GROWTH * small + 2 * 1_600 * 128
     assert longest < limit
     assert oversize.plain_bytes(1_000) == 0
 

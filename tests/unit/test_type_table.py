@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from cdc.config.value_options import Values
 from cdc.decode.types import (
@@ -25,7 +26,8 @@ from cdc.decode.types import (
     numeric_size,
     row_of,
 )
-from cdc.encode.values import undescribed
+from cdc.encode import oversize
+from cdc.encode.values import form, undescribed
 from cdc.events import LSN
 from cdc.log.records import SchemaRecord
 from cdc.source.conditions import ConditionError, parse
@@ -124,6 +126,35 @@ def test_each_reader_has_each_value(options: Values) -> None:
             if plain(found) != plain(text):
                 wrong.append((name, modifier, reader, found))
     assert wrong == []
+
+
+# Short elements that become long: digits, control characters, and a byte that is not UTF-8.
+_DENSE: Final = (
+    b"1", b"0", b"-1", b"1.5", b"NaN", b"t", b"f", b"a", b"\x01", b'"\x01"', b'"\\\\"', b"\xff",
+    b"NULL", b'""', b'"\x01"=>NULL', b'"\\"\\""=>"\x01"', b"$1.00", b"00:00:00", b"2026-01-01",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_no_value_grows_more_than_what_surely_fits_allows(options: Values) -> None:
+    """A column is sent with five bytes before its text; an array's elements have none."""
+    most, tried = 0.0, 0
+    legible = structs.replace(options, invalid_text_handling_mode="base64")
+    columns = {form(each, legible): each for each in (described(n, m) for n, m, _ in CASES)}
+    for column in columns.values():
+        for each in _DENSE:
+            array = b"{%b}" % b",".join([each] * 200)
+            pairs = b", ".join([each] * 200)
+            for dense in (each, each * 200, array, pairs, array.replace(b",", b";")):
+                try:
+                    size = len(encoded(column, dense, legible))
+                except (ValueError, IndexError):  # not a text of this type
+                    continue
+                most, tried = max(most, size / (5 + len(dense))), tried + 1
+    assert tried > 500
+    assert most <= oversize.GROWTH
+    if options.decimal_handling_mode == "precise":
+        assert most > 13, "the longest is tried"
 
 
 def plain(text: str) -> str:
