@@ -125,6 +125,7 @@ class Pipeline:
         self.tables = TableVersions(
             config, self.sql, self.admin, self.batch, relations, identity, self.completeness
         )
+        self.run_blocking(self.tables.limit_messages)
         self.frontiers = FrontierCounts(config.pipeline, identity.epoch, position, ends)
         self.frontiers.state_found(schema_topic)
         self.intake = Intake(

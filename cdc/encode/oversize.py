@@ -128,17 +128,22 @@ class DeadLetters:
         self._placeholder = placeholder
         self._limit = limit
         self._limits: dict[str, int] = {}
-        self.limit_to({})
+        batch.plain_bytes = plain_bytes(limit)
         self.written = 0  # letters since `take`
 
     def knows(self, topic: str) -> bool:
         """Whether the topic's own limit is known."""
         return topic in self._limits
 
-    def limit_to(self, limits: dict[str, int]) -> None:
-        """Note how long a key and a value may be together in these topics."""
+    def limit_to(self, limits: dict[str, int], *, rows: bool = True) -> None:
+        """Note how long a key and a value may be together in these topics.
+
+        Without `rows` they take no rows of tables, so how long a row may be stays as it is.
+        """
         self._limits |= limits
-        self._batch.plain_bytes = min(map(plain_bytes, (self._limit, *self._limits.values())))
+        if rows:
+            plain = map(plain_bytes, limits.values())
+            self._batch.plain_bytes = min((self._batch.plain_bytes, *plain))
 
     def fit(self, topic: str, key: bytes | None, value: bytes) -> tuple[bytes | None, bytes]:
         """Return the key and the value that go into the topic."""

@@ -387,6 +387,11 @@ class TableVersions:
         if unknown := [topic for topic in wanted if not self.dead.knows(topic)]:
             self.dead.limit_to(limits(self._admin, config, unknown))
 
+    def limit_messages(self) -> None:
+        """Learn how large a logical message its topic accepts. Blocks."""
+        topic = names.messages_topic(self._config.prefix)
+        self.dead.limit_to(limits(self._admin, self._config, [topic]), rows=False)
+
     def _identify(self, identity: records.ResumeIdentity) -> None:
         self._identity, self._identified = identity, True
 

@@ -125,6 +125,28 @@ def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
     assert complete == set(range(1, len(complete) + 1))
 
 
+def test_a_logical_message_around_the_limit_of_its_topic(pipeline: NewPipeline) -> None:
+    """It is a pointer as a row is, and does not halt the daemon; rows keep their own limit."""
+    line = pipeline(_DOCS, log={"kafka": {"batch.size": 50_000}})
+    topic = names.messages_topic(line.config.prefix)
+    set_limit(line.bootstrap, topic, 100_000)
+    line.start().wait_ready()
+    line.database.execute(
+        f"SELECT pg_logical_emit_message(true, 'app', {_RANDOM.format(10_000)})",
+        f"SELECT pg_logical_emit_message(true, 'app', {_RANDOM.format(200_000)})",
+        insert(1, 200_000),
+    )
+    arrived(line, 3)
+    small, large = (r.event for r in records_of(line, lambda name: name == topic))
+    assert "dead" not in small["source"]
+    assert large["message"]["content"] == "__debezium_unavailable_value"
+    assert [head.id for head in dead_letter_topic.heads(line.config)] == [
+        large["source"]["dead"]["id"]
+    ]
+    assert not pointers(line)
+    assert converge(line.config).rows == 1
+
+
 def test_a_topic_that_does_not_take_the_producers_batches_is_refused_with_the_remedy(
     pipeline: NewPipeline,
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cdc.encode import oversize
 from cdc.errors import CDCError, ConfigError, GapError
+from cdc.log.batch import Batch
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
 from cdc.log.limits import record_limit
 from cdc.verify.events import FoldEvent
@@ -167,6 +168,17 @@ def test_what_surely_fits_is_not_looked_at() -> None:
     longest = oversize.GROWTH * small + 2 * 1_600 * 128
     assert longest < limit
     assert oversize.plain_bytes(1_000) == 0
+
+
+def test_a_topic_that_takes_no_rows_does_not_limit_them() -> None:
+    batch = Batch()
+    dead = oversize.DeadLetters(batch, "shop.cdc.dead", oversize.PLACEHOLDER, 16 << 20)
+    before = batch.plain_bytes
+    dead.limit_to({})
+    dead.limit_to({"shop.cdc.messages": 1 << 20}, rows=False)
+    assert batch.plain_bytes == before
+    dead.limit_to({T: 1 << 20})
+    assert batch.plain_bytes == oversize.plain_bytes(1 << 20) < before
 
 
 # -- the way back ----------------------------------------------------------------------------------
