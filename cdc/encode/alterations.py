@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _EXACT: Final = {ValueKind.INTEGER, ValueKind.UUID}  # with one text a value
+NOT_PROVEN: Final = "columns were dropped and added, and which is which is not proven"
 # Longer ones stay out of the log: a message must fit into its topic.
 MOST_MISSING: Final = 100_000
 
@@ -59,7 +60,7 @@ def compare(
             doubts.append(f"column {column.name} was {source.type} and is {column.type}")
         columns.append(ColumnAlteration(column.name, was=source.name, as_text=how == "text"))
     if _is_doubtful(before, after, sources):
-        doubts.append("columns were dropped and added, and which is which is not proven")
+        doubts.append(NOT_PROVEN)
     return Alteration(
         schema_id=after.schema_id,
         previous=before.schema_id,

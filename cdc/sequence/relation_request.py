@@ -24,6 +24,7 @@ class RelationRequest(NamedTuple):
     published: SentTable | None = None
     selection: TableSelection = ALL
     values: Values | None = None
+    xid: int | None = None  # the transaction that the relation belongs to, where it is known
 
     @property
     def name(self) -> str:

@@ -71,8 +71,8 @@ class Relations:
         Raises ConfigError if the configuration's key or masks don't fit the relation.
         """
         versions = self._by_relation.get(request.relation.relation_id, [])
-        found = self._column_places(request, versions)
-        record = self._record(request, _key(request, versions), found)
+        found, numbers, doubts = self._column_numbers(request, versions, replaying=replaying)
+        record = self._record(request, _key(request, versions), numbers)
         custom = request.selection.key is not None
         for candidate in reversed(versions if replaying else self._newest(versions)):
             if _same(candidate, record, replaying=replaying, custom=custom):
@@ -85,8 +85,10 @@ class Relations:
         record = _with_missing_values(request, record)
         if here := self._newest(versions):
             change = alterations.compare(here[0], record, _unreadable(request, record))
-            doubt = change.stale if change else alterations.stale(here[0], record)
-            record, self._alteration = replace(record, stale=doubt), change
+            stale = change.stale if change else alterations.stale(here[0], record)
+            more = [doubt for doubt in doubts if doubt not in stale]
+            record = replace(record, stale="; ".join(filter(None, (stale, *more))))
+            self._alteration = replace(change, stale=record.stale) if change else None
         self.schema_id = record.schema_id
         self._add(record)
         return record, True
@@ -140,16 +142,43 @@ class Relations:
         taken, self._noted = self._noted, []
         return taken
 
+    def _column_numbers(
+        self, request: RelationRequest, versions: list[SchemaRecord], *, replaying: bool
+    ) -> tuple[ColumnPositions, tuple[int | None, ...], tuple[str, ...]]:
+        """Return where each column is, each column's number, and what is not proven about them.
+
+        A column that was dropped and added again may be either of the two. It is taken for today's;
+        while `replaying` for that of the newest version, which the log has such rows under.
+        """
+        again = _added_again(request, versions)
+        unproven = {name for name, by_itself in again.items() if replaying or not by_itself}
+        found = self._column_places(request, versions, unproven)
+        numbers = column_identity.attnums(request.relation.columns, found)
+        unknown = {name for name in again if numbers[request.columns.index(name)] is None}
+        if not unknown:
+            return found, numbers, ()
+        known = _numbers_before(versions) if replaying else _numbers_today(request)
+        numbers = tuple(
+            number or known.get((column.name, column.type_id, column.type_modifier))
+            for column, number in zip(request.relation.columns, numbers, strict=True)
+        )
+        is_proven = replaying or not unknown & unproven
+        return found, numbers, () if is_proven else (alterations.NOT_PROVEN,)
+
     def _column_places(
-        self, request: RelationRequest, versions: list[SchemaRecord]
+        self, request: RelationRequest, versions: list[SchemaRecord], unproven: set[str]
     ) -> ColumnPositions:
-        """Return where each column is; raise ConfigError if a hidden one is shown, or may be."""
+        """Return where each column is; raise ConfigError if a hidden one is shown, or may be.
+
+        The catalog alone does not prove which columns those are that are `unproven`.
+        """
         columns, selection = request.relation.columns, request.selection
         today = request.facts.numbers  # as the catalog has them, if it was queried
         exact = bool(columns) and all(column.attnum for column in columns)
         if today is None:
             if not exact:
-                return _places_in_catalog(request) or _places_since(request, versions)
+                catalog = {} if unproven else _places_in_catalog(request)
+                return catalog or _places_since(request, versions)
             today = ColumnNumbers(relation_id=request.relation.relation_id, lsn=request.from_lsn)
         known = self._numbers.get(today.relation_id, [])
         before = next((each for each in reversed(known) if each.lsn <= request.from_lsn), None)
@@ -180,13 +209,12 @@ class Relations:
         return found
 
     def _record(
-        self, request: RelationRequest, key: tuple[str, ...], found: ColumnPositions
+        self, request: RelationRequest, key: tuple[str, ...], numbers: tuple[int | None, ...]
     ) -> SchemaRecord:
         relation, types, stored = request.relation, request.types, request.facts.stored
         columns = []
         rewritten = stored.rewritten if stored else {}
-        attnums = column_identity.attnums(relation.columns, found)
-        for column, attnum in zip(relation.columns, attnums, strict=True):
+        for column, attnum in zip(relation.columns, numbers, strict=True):
             mask = column_mask(request.selection, column.name)
             columns.append(
                 SchemaColumn(
@@ -282,6 +310,50 @@ def _has_type_of_catalog(request: RelationRequest, column: SchemaColumn) -> bool
         return False
     _, *today = published.columns[published.attnums.index(column.attnum)]
     return today == [column.type_id, column.type_modifier]
+
+
+def _added_again(request: RelationRequest, versions: list[SchemaRecord]) -> dict[str, bool]:
+    """Return the columns of the newest version that were dropped, and added again as they were.
+
+    A relation that is older than the catalog has one or the other. True: the relation's own
+    transaction added it, and no other one can have done so between its rows and its end.
+    """
+    before, today = _numbers_before(versions), _numbers_today(request)
+    live, own = set(today.values()), _changed_by_itself(request)
+    sent = {(c.name, c.type_id, c.type_modifier) for c in request.relation.columns}
+    return {
+        described[0]: today[described] in own
+        for described in sent & before.keys() & today.keys()
+        if before[described] not in live
+    }
+
+
+def _numbers_before(versions: list[SchemaRecord]) -> dict[tuple[str, int, int], int]:
+    """Return the numbers of the newest version's columns, as far as they are known."""
+    columns = versions[-1].columns if versions else ()
+    return {(c.name, c.type_id, c.type_modifier): c.attnum for c in columns if c.attnum}
+
+
+def _numbers_today(request: RelationRequest) -> dict[tuple[str, int, int], int]:
+    """Return the numbers of the columns in the catalog, if it shows the relation's transaction."""
+    published, numbers = request.published, request.facts.numbers
+    if numbers is not None:
+        live = [column for column in numbers.columns if not column.dropped]
+        return {(c.name, c.type_id, c.type_modifier): c.attnum for c in live}
+    if published is None or not published.attnums:
+        return {}
+    return dict(zip(published.columns, published.attnums, strict=True))
+
+
+def _changed_by_itself(request: RelationRequest) -> set[int]:
+    """Return the numbers of the columns that the relation's own transaction changed last."""
+    published, numbers = request.published, request.facts.numbers
+    rows: Iterable[tuple[int, int]] = ()
+    if numbers is not None:
+        rows = ((column.attnum, column.xmin) for column in numbers.columns)
+    elif published is not None:
+        rows = zip(published.attnums, published.xmins, strict=False)
+    return {attnum for attnum, xmin in rows if xmin == request.xid}
 
 
 def _places_since(request: RelationRequest, versions: list[SchemaRecord]) -> ColumnPositions:

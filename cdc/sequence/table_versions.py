@@ -192,7 +192,7 @@ class TableVersions:
         # After the transaction is visible: what is read here is of its time, or a later one.
         facts = facts._replace(numbers=self._numbers(relation, selection, xid))
         request = RelationRequest(
-            relation, facts, types, from_lsn, published, selection, self._config.values
+            relation, facts, types, from_lsn, published, selection, self._config.values, xid
         )
         version, new = self._relations.version(request, replaying=replaying)
         for numbers in self._relations.take_numbers():

@@ -62,6 +62,7 @@ class SentTable(NamedTuple):
     ancestors: tuple[tuple[str, str], ...] = ()  # the partitioned tables that it is a part of
     attnums: tuple[int, ...] = ()  # of the columns
     where_mark: str = ""  # of the filter (`cdc.source.row_filters`)
+    xmins: tuple[int, ...] = ()  # of the columns' catalog rows: who changed each of them last
 
 
 class Lookup(NamedTuple):
@@ -89,7 +90,7 @@ SELECT a.attrelid::bigint, a.attname::text, NOT a.attnotnull, a.atttypid::bigint
                 WHEN 'b' THEN 'C' END
             WHEN l.collprovider = 'c' THEN CASE WHEN l.collcollate IN ('C', 'POSIX') THEN 'C' END
             WHEN l.collprovider = 'b' THEN 'C' END,
-       l.oid IS NOT NULL
+       l.oid IS NOT NULL, a.xmin::text::bigint
 FROM pg_attribute a
 JOIN pg_database d ON d.datname = current_database()
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
@@ -171,6 +172,7 @@ def look_up(
     nullable: dict[int, dict[str, bool]] = {oid: {} for oid in oids}
     sent: dict[int, list[tuple[str, int, int]]] = {oid: [] for oid in oids}
     attnums: dict[int, list[int]] = {oid: [] for oid in oids}
+    xmins: dict[int, list[int]] = {oid: [] for oid in oids}
     keys: dict[int, list[str]] = {oid: [] for oid in oids}
     ancestors: dict[int, list[tuple[str, str]]] = {oid: [] for oid in oids}
     missing: dict[int, dict[int, str]] = {oid: {} for oid in oids}
@@ -187,6 +189,7 @@ def look_up(
             value,
             collation,
             is_collated,
+            xmin,
         ) in connection.execute(_COLUMNS, (publication, oids)):
             nullable[oid][name] = null
             if is_collated:
@@ -196,6 +199,7 @@ def look_up(
             if is_sent:
                 sent[oid].append((name, kind, modifier))
                 attnums[oid].append(attnum)
+                xmins[oid].append(xmin)
         for oid, name in connection.execute(_KEYS, (oids,)):
             keys[oid].append(name)
         filters = read_filters(connection, publication, oids, known)
@@ -205,7 +209,7 @@ def look_up(
     return {
         oid: Lookup(
             TableFacts(tuple(keys[oid]), nullable[oid], None, stored.get(oid), collations[oid]),
-            _sent(sent[oid], filters.get(oid), ancestors[oid], attnums[oid]),
+            _sent(sent[oid], filters.get(oid), ancestors[oid], attnums[oid], xmins[oid]),
         )
         for oid in oids
     }
@@ -216,9 +220,10 @@ def _sent(
     row_filter: RowFilter | None,
     ancestors: list[tuple[str, str]],
     attnums: list[int],
+    xmins: list[int],
 ) -> SentTable:
     mark, where = row_filter or ("", None)
-    return SentTable(tuple(columns), where, tuple(ancestors), tuple(attnums), mark)
+    return SentTable(tuple(columns), where, tuple(ancestors), tuple(attnums), mark, tuple(xmins))
 
 
 def _stored(

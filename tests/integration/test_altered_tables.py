@@ -84,3 +84,26 @@ def test_a_rewrite_makes_the_topic_incomplete_until_it_is_read_again(
     assert run(arguments) == Exit.OK
     converge(line.config)
     assert not read_status(line.config).incomplete_topics
+
+
+@pytest.mark.slow
+def test_a_column_that_was_added_again_while_the_daemon_lagged_makes_the_topic_incomplete(
+    pipeline: NewPipeline,
+) -> None:
+    """The row may have been written before that, and then has the value of the dropped column."""
+    line = pipeline(_TABLE)
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t (id, b) VALUES (1, 1), (2, 2)")
+    converge(line.config)
+    assert line.daemon.term() == 0
+    line.database.execute(
+        "UPDATE t SET b = 7 WHERE id = 1", "ALTER TABLE t DROP b", "ALTER TABLE t ADD b int"
+    )
+    line.start().wait_ready()
+    wait_until(lambda: len(read_status(line.config).incomplete_topics) == 1, "not incomplete")
+    [*_, newest] = versions(line)
+    assert newest["stale"] == "columns were dropped and added, and which is which is not proven"
+    arguments = ["snapshot", "public.t", "--replace", "--wait", "-c", str(line.config_file)]
+    assert run(arguments) == Exit.OK
+    converge(line.config)
+    assert not read_status(line.config).incomplete_topics

@@ -13,7 +13,7 @@ from cdc.decode.messages import Relation, RelationColumn, ReplicaIdentity
 from cdc.encode.alterations import stale
 from cdc.errors import ConfigError
 from cdc.events import LSN
-from cdc.log.records import SchemaRecord
+from cdc.log.records import ColumnNumbers, NumberedColumn, SchemaRecord
 from cdc.sequence.relation_request import RelationRequest
 from cdc.sequence.relations import Relations
 from cdc.source.lookups import SentTable, StoredColumns, TableFacts
@@ -463,3 +463,118 @@ def test_a_rewrite_for_a_larger_integer_does_not_accuse_columns_that_it_fills(
     before = replace(before, columns=(a, b, replace(c, missing="7")))
     after, _ = versions.of(numbered(kind=20), stored("2", dict.fromkeys(rewritten, 700)))
     assert stale(before, after) == expected
+
+
+def published(**numbers: int) -> SentTable:
+    """Return a table as the catalog has it, with its columns' numbers."""
+    columns = tuple((name, 23, -1) for name in numbers)
+    return SentTable(columns, None, attnums=tuple(numbers.values()))
+
+
+def read_back(
+    versions: Versions,
+    today: SentTable,
+    columns: str = "ab",
+    *,
+    replaying: bool = False,
+    xid: int | None = None,
+) -> tuple[SchemaRecord, bool]:
+    """Return the version of a relation that the stream sends while the catalog is `today`'s."""
+    catalog = facts("a")._replace(stored=StoredColumns(max(today.attnums), "1", {}))
+    reported = relation(columns=columns)
+    request = RelationRequest(reported, catalog, {}, LSN(0x100), today, xid=xid)
+    return versions.relations.version(request, replaying=replaying)
+
+
+def numbers(version: SchemaRecord) -> list[int | None]:
+    return [column.attnum for column in version.columns]
+
+
+_WHICH = "columns were dropped and added, and which is which is not proven"
+
+
+def test_a_column_that_was_dropped_and_added_again_is_not_known_by_its_name() -> None:
+    """The row may be from before that or after it."""
+    versions = Versions()
+    first, _ = read_back(versions, published(a=1, b=2))
+    second, new = read_back(versions, published(a=1, b=3))
+    assert (new, numbers(second), second.stale) == (True, [1, 3], _WHICH)
+    alteration = versions.relations.take_alteration()
+    assert alteration is not None
+    assert (alteration.previous, alteration.stale) == (first.schema_id, _WHICH)
+    assert [column.was for column in alteration.columns] == ["a", None]
+    assert read_back(versions, published(a=1, b=3)) == (second, False)
+    # Another column since: the list that the catalog has is longer than the stream's.
+    third, new = read_back(versions, published(a=1, b=4, c=5))
+    assert (new, numbers(third), third.stale) == (True, [1, 4], _WHICH)
+
+
+def test_what_the_log_holds_keeps_its_version_when_a_column_was_added_again() -> None:
+    versions = Versions()
+    first, _ = read_back(versions, published(a=1, b=2))
+    assert read_back(versions, published(a=1, b=3), replaying=True) == (first, False)
+    assert versions.relations.take_alteration() is None
+    second, new = read_back(versions, published(a=1, b=3))
+    assert (new, second.stale) == (True, _WHICH)
+
+
+def test_a_description_with_numbers_proves_which_column_was_added_again() -> None:
+    versions = Versions()
+    read_back(versions, published(a=1, b=2))
+    first, second, _ = numbered().columns
+    reported = replace(numbered(), columns=(first, replace(second, attnum=3)))
+    today = facts("a")._replace(stored=StoredColumns(3, "1", {}))
+    request = RelationRequest(reported, today, {}, LSN(0x100), published(a=1, b=3))
+    version, new = versions.relations.version(request, replaying=False)
+    assert (new, numbers(version), version.stale) == (True, [1, 3], "")
+
+
+def test_a_column_that_the_rows_own_transaction_added_again_is_known() -> None:
+    """No other transaction changes the table between its rows and its end."""
+    today = published(a=1, b=3)._replace(xmins=(700, 701))
+    for xid, doubt in ((701, ""), (702, _WHICH)):
+        versions = Versions()
+        read_back(versions, published(a=1, b=2))
+        version, new = read_back(versions, today, xid=xid)
+        assert (new, numbers(version), version.stale) == (True, [1, 3], doubt)
+
+
+def test_a_column_that_its_own_transaction_added_again_is_known_in_a_later_catalog() -> None:
+    """The catalog lists another column, which was added since."""
+    versions = Versions()
+    read_back(versions, published(a=1, b=2))
+    today = published(a=1, b=3, c=4)._replace(xmins=(700, 701, 702))
+    version, new = read_back(versions, today, xid=701)
+    assert (new, numbers(version), version.stale) == (True, [1, 3], "")
+
+
+def test_columns_that_exchanged_their_names_are_known() -> None:
+    versions = Versions()
+    read_back(versions, published(a=1, b=2, c=3), "abc")
+    version, new = read_back(versions, published(a=1, c=2, b=3), "acb")
+    assert (new, numbers(version), version.stale) == (True, [1, 2, 3], "")
+
+
+def test_a_column_of_another_name_or_type_is_known() -> None:
+    versions = Versions()
+    read_back(versions, published(a=1, b=2))
+    other, new = read_back(versions, published(a=1, c=3), "ac")
+    assert (new, numbers(other), other.stale) == (True, [1, 3], "")
+    assert read_back(versions, published(a=1, c=3, d=4), "acd")[0].stale == ""
+
+
+def test_a_column_added_again_in_a_table_that_hides_another_is_not_known() -> None:
+    versions = Versions()
+    hiding = masks(a="hmac")
+
+    def seen(*columns: NumberedColumn) -> SchemaRecord:
+        catalog = ColumnNumbers(relation_id=16402, lsn=LSN(0x90 + len(columns)), columns=columns)
+        known = facts("a")._replace(numbers=catalog)
+        request = RelationRequest(relation(columns="ab"), known, {}, LSN(0x100), None, hiding)
+        return versions.relations.version(request, replaying=False)[0]
+
+    a, b = (NumberedColumn(n, name, 23, -1, xmin=7, sent=True) for n, name in ((1, "a"), (2, "b")))
+    assert (numbers(seen(a, b)), seen(a, b).stale) == ([1, 2], "")
+    again = seen(a, replace(b, name="", dropped=True), replace(b, attnum=3, xmin=8))
+    assert numbers(again) == [1, 3]
+    assert again.stale.endswith(_WHICH)
