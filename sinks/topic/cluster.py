@@ -36,9 +36,13 @@ if TYPE_CHECKING:
 # No record is compacted away by a newer one that is younger than this: readers have as long to read
 # what the frontier record names.
 _LAG_MS: Final = 3_600_000
+# A reader that continues from its offsets within this time gets every tombstone; brokers may have
+# another default.
+_TOMBSTONE_MS: Final = 24 * 3_600_000
 _BOTH: Final = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)}
 _OF_ROWS: Final = {
-    **_BOTH, "min.compaction.lag.ms": str(_LAG_MS), "segment.bytes": str(64 << 20),
+    **_BOTH, "min.compaction.lag.ms": str(_LAG_MS), "delete.retention.ms": str(_TOMBSTONE_MS),
+    "segment.bytes": str(64 << 20),
 }  # fmt: skip
 _OWN: Final = {**_BOTH, "min.cleanable.dirty.ratio": "0.1", "segment.bytes": str(8 << 20)}
 # A huge cut takes minutes to send. Readers wait as long for a writer that was killed for good.

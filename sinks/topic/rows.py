@@ -1,7 +1,8 @@
 """A cut's changes, and the rows of the topics that were needed, in a temporary file of SQLite.
 
 Kafka finds no record by its key. So a table's topic is read when a row or all keys are needed, and
-from then on only what is new in it. The file has no name, and holds what SQLite's cache does not.
+from then on each cut is added to its rows. The file has no name, and holds what SQLite's cache does
+not.
 """
 
 from __future__ import annotations
@@ -65,6 +66,18 @@ class TopicRows:
                 row = (table, key, seq, value)
                 self._db.execute("INSERT OR REPLACE INTO stored VALUES (?, ?, ?, ?)", row)
         self._db.execute("COMMIT")
+
+    def unload(self, table: str) -> None:
+        """Forget a table's stored rows."""
+        self._db.execute("DELETE FROM stored WHERE place = ?", (table,))
+
+    def keep(self, table: str) -> None:
+        """Store the cut's rows of a table, and delete those that it deletes."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO stored SELECT place, key, seq, value FROM cut WHERE place = ?",
+            (table,),
+        )
+        self._db.execute("DELETE FROM stored WHERE place = ? AND value IS NULL", (table,))
 
     # --- the cut ---
 

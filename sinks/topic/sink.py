@@ -64,7 +64,7 @@ class TopicSink:
         self._token = ""
         self._cut: _Cut | None = None
         self._rows: TopicRows | None = None
-        self._read: dict[tuple[str, int], int] = {}  # up to which offsets `_rows` has the topics
+        self._read: dict[str, tuple[int, ...]] = {}  # by table, the ends at which `_rows` has it
 
     def current(self) -> int | None:
         known = self._cluster.read()
@@ -164,8 +164,10 @@ class TopicSink:
                     name: frontier.tables.get(name, table).with_key(table.key)
                     for name, table in cut.tables.items()
                 }
-                tables = self._send(frontier.tables | mine)
+                before_it = frontier.tables | mine
+                tables = self._send(before_it)
                 self._put(frontier.at(applied, tables), started)
+                self._keep(before_it, tables)
 
         self._alone(write)
         self._end_cut()
@@ -298,20 +300,36 @@ class TopicSink:
         return self._rows
 
     def _synced(self, name: str) -> None:
-        """Read what is new in a table's topic up to the frontier."""
+        """Have a table's rows as they are at the frontier."""
         table = self._known and self._known[0].tables.get(name)
         if table:
             self._load(name, table)
 
     def _load(self, name: str, table: TopicTable) -> None:
+        """Read a table's topic, unless its rows are known at these ends.
+
+        Always from the start: Kafka keeps a tombstone for `delete.retention.ms` only, so what is
+        new in the topic need not say which of the rows that were read before are deleted by now.
+        """
+        if self._read.get(name) == table.ends:
+            return
+        self._read.pop(name, None)
+        self._stored.unload(name)
         ranges = {
-            place: OffsetRange(self._read.get(place, 0), end)
+            place: OffsetRange(0, end)
             for place, end in zip(table.partitions, table.ends, strict=True)
-            if end > self._read.get(place, 0)
+            if end
         }
         for found in self._cluster.records(ranges):
             self._stored.load(name, found)
-        self._read |= {place: span.end for place, span in ranges.items()}
+        self._read[name] = table.ends
+
+    def _keep(self, before: Mapping[str, TopicTable], after: Mapping[str, TopicTable]) -> None:
+        """Take the committed cut into the rows that were known, so that none is read again."""
+        for name, table in after.items():
+            if name in self._read and self._read[name] == before[name].ends:
+                self._stored.keep(name)
+                self._read[name] = table.ends
 
     def _forget(self) -> None:
         if self._rows is not None:

@@ -24,6 +24,7 @@ from cdc import failpoints
 from cdc.errors import ConfigError, OvertakenError, StoreLostError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
 from lockstep.sinks.contract import Altered, AlteredColumn, Changes, Sink
+from lockstep.sinks.topic.cluster import FollowerTopics
 from tests.fixtures.store_topic import TopicStore, records
 from tests.fixtures.topic_settings import set_topic
 
@@ -352,6 +353,36 @@ def test_another_key_is_refused_unless_there_are_no_rows(
     assert topic_store.rows("public.users") == {b'{"name":"n3"}': row(USERS, 3, 1)}
     with pytest.raises(ConfigError, match=r"public\.users has another key now \(id\)"):
         apply(sink, 4, users(4, 2))
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_deleted_rows_stay_deleted_after_kafka_has_removed_their_tombstones(
+    topic_store: TopicStore, sink: Sink, monkeypatch: pytest.MonkeyPatch, *, by_another: bool
+) -> None:
+    """Rows that were read once are altered a day after some of them were deleted."""
+    apply(sink, 1, users(1, 1, 2, 3))
+    assert len(sink.rows(USERS, [key(USERS, 1), key(USERS, 2)])) == 2
+    with closing(topic_store.sink()) as other:
+        other.open()
+        apply(other if by_another else sink, 3, deleted(2, 1), users(3, 3))
+    read = FollowerTopics.records
+
+    def compacted(topics: FollowerTopics, ranges: Any) -> Iterator[list[Any]]:  # noqa: ANN401
+        newest = {each[0]: each for found in read(topics, ranges) for each in found}
+        yield [each for each in newest.values() if each[2] is not None]
+
+    monkeypatch.setattr(FollowerTopics, "records", compacted)
+    wider = USERS._replace(schema_id=9)
+    columns = tuple(AlteredColumn(each.name, each.name) for each in USERS.columns)
+    sink.open()
+    sink.begin(5, [USERS, wider])
+    assert hasattr(sink, "alter")
+    sink.alter(Altered(4, USERS, wider, (*columns, AlteredColumn("added", None, b"7"))))
+    sink.commit(applied(5))
+    assert topic_store.rows("public.users") == {
+        key(USERS, 2): row(USERS, 1, 2) | {"added": 7},
+        key(USERS, 3): row(USERS, 3, 3) | {"added": 7},
+    }
 
 
 def test_renamed_columns_have_their_names_in_older_rows(
