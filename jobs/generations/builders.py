@@ -137,8 +137,8 @@ class LogBuilder:
     def beginning(self, generation: int) -> Applied:
         return Applied.beginning(self._config.pipeline, generation)
 
-    def refill(self, sink: Sink, generation: int) -> Applied:
-        """Empty a store of one generation and fill it again.
+    def refill(self, sink: Sink, generation: int, empty: Callable[[], None]) -> Applied:
+        """Call `empty` for a store of one generation and fill it again.
 
         Rows that must be read again are in the log before anything is deleted, and the log's events
         are counted. Then the store is at no frontier until it has all of them.
@@ -146,14 +146,14 @@ class LogBuilder:
         past = self._archive.start(sink, None, is_shortened=self._is_shortened())
         self._count(past)
         if past is not None and not self._is_miscounted:
-            sink.start_over(generation)
+            empty()
             self._archive.fill(sink, generation, past)
             return self.forward(sink, generation, None)
         wanted, lost = self._wanted(None)
         start = frontier_of_now(self._config, generation) if lost else None
         if wanted:
             self._snapshot(wanted)
-        sink.start_over(generation)
+        empty()
         with closing(sink):
             sink.open()
             if start is not None:

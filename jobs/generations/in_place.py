@@ -3,7 +3,8 @@
 For a sink without `sinks.contract.Generations`. There is no shadow build, so nothing is compared or
 proved, and readers see an empty store, then how it is filled. Only what may take long is done
 before: rows that the log no longer has are read again (`cdc snapshot`), and then the store gets all
-of them as one cut. Killed at any time, it starts from scratch when it is called again.
+of them as one cut. Killed at any time, it starts from scratch when it is called again; until the
+store is emptied, its follower may go on, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ class InPlace:
         if tables is not None:
             raise _one_generation("`--table`", "rebuild all tables: leave out `--table`")
         number = max(self._sink.current() or 0, self._reported) + 1
-        self._report(self._builder.beginning(number), "its store is emptied and filled again")
-        applied = self._builder.refill(self._sink, number)
+
+        def empty() -> None:
+            # Not before: with this report, those of a follower that still runs do not count.
+            self._report(self._builder.beginning(number), "its store is emptied and filled again")
+            self._sink.start_over(number)
+
+        applied = self._builder.refill(self._sink, number, empty)
         self._report(applied, "")
         return RebuildOutcome(number, applied, None)
 

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from cdc.errors import MiscountedError, UnavailableError
+from cdc.log import follower_reports
 from lockstep.jobs.apply import stores
 from lockstep.jobs.generations.builders import LogBuilder, switching
 from lockstep.jobs.generations.in_place import InPlace
@@ -76,6 +77,8 @@ def test_no_store_is_emptied_for_a_log_with_wrong_counts_and_a_rebuild_reads_the
         rebuild(followed, "copy", []).run()
     assert "start `cdc run`" in error.value.hint
     assert file.query(_USERS) == before
+    # So that its follower's reports still count.
+    assert follower_reports.read(made.config)["copy"].generation == 1
 
     made.start().wait_ready()
     for name in ("copy", "cache"):

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import CDCError, ConfigError, SwitchedError
+from cdc.errors import CDCError, ConfigError, SwitchedError, UnavailableError
 from cdc.events import LSN
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import LINES, USERS, applied, change, key, row
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations import comparing
+from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.comparing import Holding, KeyDifference, Newest
+from lockstep.jobs.generations.in_place import InPlace
 from lockstep.jobs.generations.rebuilding import DivergedError, Rebuild
-from lockstep.sinks.contract import Applied, Change, Changes, Generations, Version
+from lockstep.sinks.contract import Applied, Change, Changes, Generations, Sink, Version
 
 TABLES = {version.name: version for version in (USERS, LINES)}
 
@@ -161,6 +163,41 @@ def test_differences_of_the_old_generation_are_reported_and_fixed(
     assert sorted(sink.generations()) == [1, 2]
     assert Rebuild(sink, log, described.append).drop_old() == [1]
     check(sink, log, request.node.nodeid)
+
+
+class Refiller(LogBuilder):
+    """Empties a store when its rows can be had, and has nothing else to fill it with."""
+
+    def __init__(self) -> None:
+        self.finds_rows = False
+
+    def beginning(self, generation: int) -> Applied:
+        return Applied.beginning("shop", generation)
+
+    def refill(self, sink: Sink, generation: int, empty: Callable[[], None]) -> Applied:
+        if not self.finds_rows:
+            raise UnavailableError("the log lacks rows", hint="start `cdc run`")
+        assert sink.current() == 1
+        empty()
+        assert sink.current() == generation
+        return applied(9, generation=generation)
+
+
+def test_a_rebuild_in_place_that_cannot_begin_reports_nothing(sink: MemorySink, log: Log) -> None:
+    """A report of the next generation makes those of a running follower void."""
+    log.forward(sink, 1, None)
+    reported: list[tuple[int, int | None, bool]] = []
+
+    def report(at: Applied, why: str) -> None:
+        reported.append((at.generation, sink.current(), not why))
+
+    builder = Refiller()
+    with pytest.raises(UnavailableError):
+        InPlace(sink, builder, report, 1).run()
+    assert (reported, sink.current()) == ([], 1)
+    builder.finds_rows = True
+    InPlace(sink, builder, report, 1).run()
+    assert reported == [(2, 1, False), (2, 2, True)]
 
 
 def test_the_old_generation_advances_meanwhile_and_readers_never_see_less(
