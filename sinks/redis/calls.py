@@ -64,7 +64,7 @@ class StoredTable:
         self.placer = Placer(shape, prefix, version.name)
         moves = "claims" if shape.collects else "place" if self.shaper.moves else ""
         self.layout = Layout(shape, "plain" if self.shaper.plain else shape.form, moves)
-        self._life = b"%d" % life_seconds
+        self.life = b"%d" % life_seconds
         if names.cluster and not self.shaper.slot_is_fixed:
             raise ConfigError(
                 f"{version.name} has a key template by which a row moves between hash slots",
@@ -154,7 +154,7 @@ class StoredTable:
             b"%d" % operations,
             floor,
             b"" if ttl is None else b"%d" % ttl,
-            self._life,
+            self.life,
             self.before(target, slot),
             self.names.holders(target.build, self.version.name, slot),
             self.layout.moves.encode(),

@@ -167,7 +167,8 @@ def below_floor(
         holders = stored_table.names.holders(build, table, slot)
         moves = stored_table.layout.moves.encode()
         index = stored_table.indexing(target, slot)
-        head = [*guard, floor, form, values, holders, moves, *index]
+        life = stored_table.life if stored_table.names.cluster else b""
+        head = [*guard, floor, form, values, holders, moves, *index, life]
         places = [place for _, place in mine] if plain else []
         yield Call(slot, [main, *(name for name, _ in mine)], head + places)
 

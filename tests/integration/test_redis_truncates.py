@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ import redis
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, row
 from lockstep.sinks.contract import Changes
 from lockstep.sinks.redis import rows
+from lockstep.sinks.redis.client import Call, RedisClient, Script
+from lockstep.sinks.redis.scripts import APPLY
 from lockstep.sinks.redis.sink import SMALL_CHANGES, RedisSettings, RedisSink
 from lockstep.sinks.shapes import RowShape
 from tests.fixtures.store_redis import expect_indexed, users
@@ -82,6 +84,37 @@ def test_a_truncate_of_a_cluster_scans_nothing(
     assert [scans(node) for node in redis_cluster.nodes] == before
     assert [key for key, _, _ in sink.contents(USERS)] == [b'{"id":3}']
     assert len(list(sink.contents(LINES))) == 1
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_frozen_copy_in_a_cluster_writes_no_row_that_was_truncated_meanwhile(
+    redis_cluster: ClusterServers,
+    open_sink: Callable[[RedisSettings], RedisSink],
+    monkeypatch: pytest.MonkeyPatch,
+    shape: RowShape,
+) -> None:
+    """It has read the floor; another copy repeats its cut, and applies the truncate after it."""
+    redis_cluster.flush()
+    shapes = {"public.users": shape}
+    settings = RedisSettings(redis_cluster.url, "shop", "cache", cluster=True, shapes=shapes)
+    apply(open_sink(settings), 5, users(0, 5, 1))
+    frozen, other = open_sink(settings), open_sink(settings)
+    run, scripts = RedisClient.run, list[str]()
+
+    def freezing(client: RedisClient, script: Script, calls: Iterable[Call]) -> list[Any]:
+        scripts.append(script.text)
+        if scripts.count(APPLY) == 1 and script.text == APPLY:
+            apply(other, 10, users(3, 5, 6))
+            apply(other, 20, users(6, 2, 19)._replace(truncated=15))
+        return run(client, script, calls)
+
+    frozen.begin(10, [USERS])
+    monkeypatch.setattr(RedisClient, "run", freezing)
+    frozen.write(users(3, 5, 6))
+    seqs = {key: seq for key, seq, _ in open_sink(settings).contents(USERS)}
+    assert seqs == {b'{"id":6}': 19, b'{"id":7}': 20}
+    apply(other, 25, users(0, 5, 21))
+    assert len(list(other.contents(USERS))) == 7
 
 
 @pytest.mark.parametrize("lost", ["one set", "its record", "a store of a former version"])
