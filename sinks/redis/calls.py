@@ -194,6 +194,11 @@ def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Op
     yield from waiting.items()
 
 
+def with_rows(operations: Iterable[Operation]) -> set[int]:
+    """Return the buckets in which rows are written: not those in which rows are only deleted."""
+    return {bucket for bucket, _, given in operations if given[0][16:] != DELETED}
+
+
 def encoded_layout(layout: Layout) -> bytes:
     """Return a layout in its stored form."""
     return msgspec.json.encode(layout)

@@ -46,6 +46,7 @@ from lockstep.sinks.redis.calls import (
     encoded_layout,
     gathered,
     key_of_rows,
+    with_rows,
 )
 from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.generations import UNENDED, clear, drop, finish_switch, switch
@@ -235,7 +236,7 @@ class RedisSink:
             self._send_gathered(cut)
             return self._send(cut, stored_table, mine)
         target = self._target(stored_table.version.name)
-        self._record_buckets(target, stored_table, {each[0] for each in mine})
+        self._record_buckets(target, stored_table, with_rows(mine))
         cut.gathered.append((stored_table, mine))
         return count_newer(self._client, stored_table, target, mine)
 
@@ -439,7 +440,8 @@ class RedisSink:
         groups: Iterable[tuple[int, Sequence[Operation]]] = gathered(operations)
         if target.indexed and self._lacks_buckets(target, stored_table):
             groups = list(groups)
-            self._record_buckets(target, stored_table, {slot for slot, _ in groups})
+            buckets = with_rows(each for _, some in groups for each in some)
+            self._record_buckets(target, stored_table, buckets)
 
         def calls() -> Iterator[Call]:
             for slot, mine in groups:

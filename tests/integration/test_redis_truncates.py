@@ -71,6 +71,25 @@ def test_a_truncate_scans_nothing_and_leaves_other_tables(
     assert not names(redis_client, "public.users")
 
 
+@pytest.mark.parametrize("many", [20, SMALL_CHANGES], ids=["small cut", "large cut"])
+def test_a_truncate_scans_nothing_where_rows_were_only_deleted(
+    settings: RedisSettings,
+    redis_client: redis.Redis,
+    open_sink: Callable[[RedisSettings], RedisSink],
+    many: int,
+) -> None:
+    """Of unknown rows, in buckets that never had one; some with rows in the same cut."""
+    sink = open_sink(settings)
+    unknown = [change(USERS, 10 + n, None, 10_000 + n) for n in range(many)]
+    apply(sink, 4_000, Changes((USERS,), [*users(0, 2, 1).changes, *unknown]))
+    apply(sink, 4_001, Changes((USERS,), [change(USERS, 4_001, None, 1)]))
+    expect_indexed(redis_client)
+    before = scans(redis_client)
+    apply(sink, 4_002, truncated(4_002))
+    assert scans(redis_client) == before
+    assert not names(redis_client, "public.users")
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_truncate_of_a_cluster_scans_nothing(
     redis_cluster: ClusterServers, open_sink: Callable[[RedisSettings], RedisSink], shape: RowShape
