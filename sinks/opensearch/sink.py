@@ -375,9 +375,7 @@ class OpenSearchSink:
         if outcome.refused:
             new += self._tables.reject(owner, index, outcome.refused)
         if self._dead.of(owner):
-            refused = {each.action.id for each in outcome.refused}
-            passed = ((each.id, each.version) for each in actions if each.id not in refused)
-            self._dead.delete(owner, passed)
+            self._dead.delete(owner, self._tables.passed(owner, index, actions, outcome))
         return new
 
 

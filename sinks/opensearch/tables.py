@@ -14,8 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lockstep.sinks.contract import expect_key
-from lockstep.sinks.opensearch.bulk import Action, Refused, send
+from lockstep.sinks.opensearch.bulk import Action, BulkOutcome, Refused, send
 from lockstep.sinks.opensearch.dead import DeadLetterIndex, LetterOwner
 from lockstep.sinks.opensearch.mapping import alias, digest, properties
 from lockstep.sinks.opensearch.record import FollowerRecords, IndexRecord, TableIndex, TableIndices
@@ -176,9 +178,26 @@ class WrittenTables:
         seqs = self.dead.of(owner)
         letters = self.dead.documents(owner, seqs)
         retried = [Action(id_, seqs[id_], document) for id_, document in letters.items()]
-        unfit = {each.action.id for each in send(self._client, new.write_alias, retried).refused}
-        passed = [(each.id, each.version) for each in retried if each.id not in unfit]
-        self.dead.delete(owner, passed)
+        outcome = send(self._client, new.write_alias, retried)
+        self.dead.delete(owner, self.passed(owner, new, retried, outcome))
+
+    def passed(
+        self, owner: LetterOwner, index: TableIndex, actions: Sequence[Action], outcome: BulkOutcome
+    ) -> list[tuple[bytes, int]]:
+        """Return the ids and versions of those actions after which no dead letter is needed."""
+        refused = {each.action.id for each in outcome.refused}
+        # Sent again, a document may be stale without being there: OpenSearch compares versions
+        # before it refuses some documents, and the delete of a refused one has its version.
+        letters = self.dead.of(owner)
+        again = [
+            each.id
+            for each, there in outcome.stale
+            if there <= each.version == letters.get(each.id)
+        ]
+        if again:
+            found = self._indices.documents(index, again)
+            refused |= set(again) - {msgspec.json.encode(each.id) for each in found}
+        return [(each.id, each.version) for each in actions if each.id not in refused]
 
     def reject(self, owner: LetterOwner, index: TableIndex, refused: Sequence[Refused]) -> int:
         """Store refused documents as dead letters; return how many were new to the store.

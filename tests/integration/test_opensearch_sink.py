@@ -335,6 +335,29 @@ def test_refused_documents_are_dead_letters_until_the_fields_accept_them(
     again.close()
 
 
+def test_a_repeated_cut_keeps_the_dead_letter_of_a_document_that_only_lucene_refuses(
+    opensearch_store: OpenSearchStore,
+) -> None:
+    """A keyword of more than 32,766 bytes: versions are compared before it is refused."""
+    store = opensearch_store
+    sink = store.sink()
+    sink.open()
+    apply(sink, 1, users(user(1, 1, body="x" * 40_000)))
+    sink.close()
+    strict = store.sink(mappings={"public.users": {"body": {"type": "keyword"}}})
+    strict.open()
+    cut = users(user(2, 2, body="y" * 40_000), user(3, 3))
+    for _ in range(3):
+        apply(strict, 3, cut)
+        assert set(store.letters()) == {"1", "2"}
+    assert len(strict.rows(USERS, [key(USERS, n) for n in (1, 2, 3)])) == 3
+    assert store.rows("public.users").keys() == {key(USERS, 3)}
+    apply(strict, 5, users(user(4, 1), user(5, 2)))
+    assert store.letters() == {}
+    assert store.rows("public.users").keys() == {key(USERS, n) for n in (1, 2, 3)}
+    strict.close()
+
+
 def test_a_dead_letter_is_known_whose_number_could_not_be_recorded(
     opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch
 ) -> None:
