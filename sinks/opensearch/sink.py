@@ -163,7 +163,8 @@ class OpenSearchSink:
             for version in {each.name: each for each in versions}.values():
                 if self._holds(version):
                     self._cut.add(version.name)
-                    self._tables.ensure_index(version)
+                    # Also what executors write is in this index, or refused at the commit.
+                    self._written[version.name] = self._tables.ensure_index(version).target.name
 
     def write(self, changes: Changes) -> int:
         if not self._holds(changes.version):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from random import Random
 from typing import Any
 
@@ -385,6 +386,24 @@ def test_a_dead_letter_is_known_whose_number_could_not_be_recorded(
     apply(sink, 3, users(user(3, 2, name="false")))
     assert opensearch_store.letters() == {}
     sink.close()
+
+
+def test_what_executors_wrote_into_an_index_that_another_copy_replaces_is_not_committed(
+    opensearch_store: OpenSearchStore, sink: OpenSearchSink
+) -> None:
+    """The driver of a large cut writes nothing itself."""
+    apply(sink, 1, users(user(1, 1, name="1")))
+    sink.begin(5, [USERS])
+    other = opensearch_store.sink()
+    other.open()
+    numbers = retyped("int4")
+    other.begin(9, [numbers])
+    executor = pickle.loads(pickle.dumps(sink))  # noqa: S301 - as Spark sends it
+    executor.write(users(user(5, 2, name="2")))
+    executor.close()
+    with pytest.raises(SwitchedError, match=r"another copy .* writes public\.users elsewhere"):
+        sink.commit(applied(5))
+    other.close()
 
 
 class Killed(BaseException):
