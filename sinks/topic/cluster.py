@@ -89,6 +89,12 @@ class FollowerTopics:
 
     # --- transactions ---
 
+    @property
+    def transaction_seconds(self) -> float:
+        """How long a transaction may be open before brokers end it and fence its writer."""
+        own = self._config.log.kafka.get("transaction.timeout.ms")
+        return _TRANSACTION_SECONDS if own is None else float(own) / 1_000
+
     def fence(self) -> None:
         """End what other writers have not committed, and be the only one. Blocks."""
         self.publisher = BoundedPublisher(

@@ -12,6 +12,7 @@ A store has one generation: `sinks.contract.Generations` is optional.
 
 from __future__ import annotations
 
+import time
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 # How often a step is repeated that another copy of the follower has fenced.
 _TRIES: Final = 5
+# After this many transactions in a row that brokers have timed out, the cut takes too long: a copy
+# that was frozen once has only one.
+_TIMED_OUT: Final = 2
 
 
 class _Cut:
@@ -63,6 +67,7 @@ class TopicSink:
         self._known: tuple[TopicFrontier, Started] | None = None  # once it is opened
         self._token = ""
         self._cut: _Cut | None = None
+        self._sending_since: float | None = None  # when the transaction of a cut began
         self._rows: TopicRows | None = None
         self._read: dict[str, tuple[int, ...]] = {}  # by table, the ends at which `_rows` has it
 
@@ -189,11 +194,16 @@ class TopicSink:
 
     def _alone(self, step: Callable[[], None]) -> None:
         """Call a step that ends in a transaction; again if another copy has fenced this one."""
+        timed_out = 0
         for left in reversed(range(_TRIES)):
+            self._sending_since = None
             try:
                 step()
             except (FencedError, OutcomeUnknownError) as error:
+                timed_out = timed_out + 1 if self._is_timed_out() else 0
                 self._cluster.let_go()
+                if timed_out == _TIMED_OUT:
+                    raise _too_slow(self._cluster.transaction_seconds) from error
                 if not left:
                     raise FencedError(
                         "other copies of the follower open its transactional id all the time",
@@ -204,6 +214,11 @@ class TopicSink:
                 raise
             else:
                 return
+
+    def _is_timed_out(self) -> bool:
+        """Return whether brokers may have ended the transaction: it fences its writer."""
+        since = self._sending_since
+        return since is not None and time.monotonic() - since >= self._cluster.transaction_seconds
 
     def _opened(self) -> tuple[TopicFrontier, Started]:
         """Return what the own topic has, as its only writer."""
@@ -244,6 +259,7 @@ class TopicSink:
         """Hand over the cut's records; return the topics with their ends after them."""
         publisher = self._cluster.publisher
         assert publisher is not None, "the caller has opened it"
+        self._sending_since = time.monotonic()
         for table, key, seq, lsn, value in self._stored.changes():
             headers = {records.SEQ: b"%d" % seq, records.FOLLOWER: self._cluster.owner}
             if lsn:
@@ -345,4 +361,12 @@ def _too_large(version: Version, change: Change, limit: int) -> ConfigError:
         hint="raise max.message.bytes of the topic (kafka-configs.sh --alter) and message.max.bytes"
         " under the follower's `topic.kafka`; or leave the table out of its `tables`. Nothing of"
         " the cut was written",
+    )
+
+
+def _too_slow(seconds: float) -> ConfigError:
+    return ConfigError(
+        f"a cut takes longer to send than the {seconds:g} s after which brokers end a transaction",
+        hint="set transaction.timeout.ms under the follower's `topic.kafka`, and raise the brokers'"
+        " transaction.max.timeout.ms if it is lower. Nothing of the cut is visible",
     )

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,8 +22,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc import failpoints
-from cdc.errors import ConfigError, OvertakenError, StoreLostError
+from cdc.config.followers import Follower, TopicFollower
+from cdc.errors import ConfigError, FencedError, OvertakenError, StoreLostError
 from lockstep.conformance.store import LINES, USERS, applied, apply, change, key, row
+from lockstep.jobs.apply import stores
 from lockstep.sinks.contract import Altered, AlteredColumn, Changes, Sink
 from lockstep.sinks.topic.cluster import FollowerTopics
 from tests.fixtures.store_topic import TopicStore, records
@@ -232,6 +235,33 @@ def test_a_copy_that_sleeps_in_its_transaction_is_fenced(
         topic_store.bootstrap, f"{topic_store.prefix}.public.users", "read_uncommitted"
     )
     assert len(everything) > len(seqs), "the other copy has aborted a transaction"
+
+
+def test_a_cut_that_takes_longer_than_its_transaction_may_names_the_setting(
+    topic_store: TopicStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers end such a transaction, and fence its writer as another copy does."""
+    hasty = TopicFollower(prefix=topic_store.prefix, kafka={"transaction.timeout.ms": 1_000})
+    slow, fenced = [1.1, 0.0, 1.1, 1.1], list[float]()
+
+    def sent_slowly(name: str) -> None:
+        if name == "topic_sent" and len(fenced) < len(slow):
+            fenced.append(slow[len(fenced)])
+            time.sleep(fenced[-1])
+            raise FencedError("sending a batch: this instance has been fenced", hint="")
+
+    with closing(stores.sink(topic_store.config, "copy", Follower(topic=hasty))) as sink:
+        sink.open()
+        sink.begin(2, [USERS])
+        sink.write(users(2, 1))
+        with monkeypatch.context() as patched:
+            patched.setattr(failpoints, "reach", sent_slowly)
+            with pytest.raises(ConfigError, match="than the 1 s after which brokers end") as error:
+                sink.commit(applied(2))
+        assert fenced == slow, "a copy that was frozen once tries again"
+        assert "transaction.max.timeout.ms" in error.value.hint
+        sink.commit(applied(2))
+    assert topic_store.rows("public.users") == {key(USERS, 1): row(USERS, 2, 1)}
 
 
 # --- whose topics they are ---
