@@ -23,10 +23,11 @@ class BackgroundThread:
 
     def __init__(self, wake_fd: int | None = None) -> None:
         """`wake_fd` may be another worker's: a call that ends on either wakes the loop."""
+        self._owns_fd = wake_fd is None
         if wake_fd is None:
             wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.wake_fd = wake_fd
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="cdc-worker", daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -53,6 +54,16 @@ class BackgroundThread:
         except BlockingIOError:
             return
 
+    def close(self) -> None:
+        """End the thread, and close its own `wake_fd`, after the calls so far. Returns at once.
+
+        Nothing may be submitted, woken or polled afterwards.
+        """
+        self._calls.put(None)
+
     def _run(self) -> None:
-        while True:
-            self._calls.get()()
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # and what it refers to: the next may come late
+        if self._owns_fd:
+            os.close(self.wake_fd)

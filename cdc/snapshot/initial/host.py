@@ -76,6 +76,10 @@ class Background:
         """Wait for a call that was left running; return whether it has ended."""
         return self._call is None or not wait([self._call], seconds).not_done
 
+    def close(self) -> None:
+        """End its thread, after a call that was left running. Returns at once."""
+        self._worker.close()
+
     def check(self) -> None:
         """Note that the process is alive; raise StoppedError where it is to stop."""
         self._host.beat()

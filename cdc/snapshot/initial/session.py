@@ -75,6 +75,16 @@ def take(config: Config, host: HostProcess, runner: StartRunner | None = None) -
     ranges are kept as long as the exported snapshot lives.
     """
     background = Background(host)
+    try:
+        return _take(config, host, background, runner)
+    finally:
+        # A daemon gets here in each session, a standby about every second: nothing may be left.
+        background.close()
+
+
+def _take(
+    config: Config, host: HostProcess, background: Background, runner: StartRunner | None
+) -> str | None:
     state = background(lambda: due.state(config))
     rewrites = 0
     while state is not None and state.stage != "done":
