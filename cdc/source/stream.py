@@ -20,7 +20,7 @@ from psycopg import sql
 
 from cdc.decode.frames import COPY_DATA, HEADER_SIZE, PRIMARY_KEEPALIVE, length
 from cdc.decode.replication import PrimaryKeepalive, status_update
-from cdc.errors import GapError, ProtocolError, SilentError, UnavailableError
+from cdc.errors import CDCError, GapError, ProtocolError, SilentError, UnavailableError
 from cdc.events import LSN
 from cdc.source.connection import connect, take_any_text, translate, translated
 from cdc.source.timelines import System, parse_history
@@ -40,6 +40,12 @@ _IGNORED: Final = frozenset(b"SCZA")
 START_SECONDS: Final = 60.0
 # The walsender's default timeout is 60 s; feedback every ten seconds is enough for it.
 _FEEDBACK_SECONDS: Final = 10.0
+_READING: Final = "reading the replication stream"
+# A walsender that must stop and waits for a standby of synchronized_standby_slots fails instead:
+# with the first if that standby's slot is inactive or invalidated, with the second if it is missing
+# (`StandbySlotsHaveCaughtup` in slot.c). It is no loss; where our own slot is lost, or the server's
+# state is another one that a person must change, the next START_REPLICATION is refused for it.
+_NOT_IN_STATE, _INVALID_PARAMETER, _STANDBY_SLOTS = "55000", "22023", "synchronized_standby_slots"
 # Where the server sets no timeout; its own default.
 _SILENCE_SECONDS: Final = 60.0
 # Nothing was read for this long: more than the time between two reads of a busy loop.
@@ -165,7 +171,7 @@ class Stream:
         try:
             came = self._wire.read()
         except psycopg.Error as error:
-            raise translate(error, "reading the replication stream") from error
+            raise _end(error) from error
         self._listen(received=bool(came))
         if came:
             self._buffer.add(came)
@@ -180,8 +186,10 @@ class Stream:
         end: int = at + 1 + length(chunk, at)[0]
         message = chunk[at:end]
         if message[0] != COPY_DATA:
-            with translated("reading the replication stream"):
+            try:
                 self._message(message)
+            except psycopg.Error as error:
+                raise _end(error) from error
         elif message[HEADER_SIZE : HEADER_SIZE + 1] == bytes([PRIMARY_KEEPALIVE]):
             self._keepalive(PrimaryKeepalive.decode(message[HEADER_SIZE + 1 :]))
         else:
@@ -263,6 +271,21 @@ class Stream:
                 hint="changes since then are lost to the stream; recreate it with `cdc setup`, then"
                 " re-snapshot its tables",
             )
+
+
+def _end(error: psycopg.Error) -> CDCError:
+    """Return our error for the one that ended a stream that had started."""
+    found, state = translate(error, _READING), error.sqlstate
+    # The parameter's name is in the text in any language, and nothing else of that state is: a row
+    # filter may raise it, for each time the row is read.
+    of_standby = state == _INVALID_PARAMETER and _STANDBY_SLOTS in str(error)
+    if state == _NOT_IN_STATE or of_standby:
+        return UnavailableError(
+            found.what,
+            hint=f"the server stops, or a standby that {_STANDBY_SLOTS} names is down or has no"
+            " slot; the daemon connects again by itself, and halts if its own slot is lost",
+        )
+    return found
 
 
 def identify(connection: psycopg.Connection[TupleRow]) -> System:

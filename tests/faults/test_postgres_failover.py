@@ -102,6 +102,30 @@ def test_what_the_standby_does_not_have_is_not_published(major: int, new_pair: N
 
 
 @pytest.mark.parametrize("major", majors(17, 18))
+def test_a_planned_stop_while_the_standby_is_down_is_waited_for(
+    major: int, new_pair: NewPair
+) -> None:
+    """The walsender can't send what the standby lacks, and ends with an error (55000)."""
+    pair, line = new_pair(major, _USERS)
+    pair.set(synchronized_standby_slots=STANDBY_SLOT)
+    daemon = line.start().wait_ready()
+    publish(line, 1)
+    pair.standby.stop("postgres")
+    line.database.execute("INSERT INTO users VALUES (2, 1)")
+    wait_until(
+        lambda: any(STANDBY_SLOT in each for each in daemon.health().get("warnings", [])),
+        "nobody says what it waits for",
+    )
+    pair.primary.stop("postgres")
+    daemon.wait_state("reconnecting")
+    assert "synchronized_standby_slots" in daemon.log
+    pair.primary.start("postgres")
+    pair.standby.start("postgres")
+    wait_until(lambda: line.resume()[1].seq == 2, "the row does not arrive")
+    assert converge(line.config).events == 2
+
+
+@pytest.mark.parametrize("major", majors(17, 18))
 def test_a_log_ahead_of_the_new_primary_is_refused(major: int, new_pair: NewPair) -> None:
     """It has a row that, for the new primary, was never written."""
     pair, line = new_pair(major, _USERS)

@@ -171,6 +171,17 @@ def test_a_connection_that_breaks_while_it_is_read_is_translated() -> None:
         stream.read()
 
 
+def test_a_stop_while_a_standby_is_down_is_retried_where_libpq_reads() -> None:
+    stream = PlayedStream([])
+
+    def stopped() -> bytes:
+        raise psycopg.errors.ObjectNotInPrerequisiteState("does not have active_pid")
+
+    stream.wire.read = stopped  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="active_pid"):
+        stream.read()
+
+
 # -- feedback and silence --------------------------------------------------------------------------
 
 

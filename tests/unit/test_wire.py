@@ -293,6 +293,35 @@ def test_an_error_in_the_stream_raises_what_it_reports(server: Server) -> None:
     assert not isinstance(missing.value, ConfigError | UnavailableError)
 
 
+_STANDBY = 'replication slot "x" specified in parameter "synchronized_standby_slots" {}'
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("55000", _STANDBY.format("does not have active_pid")),
+        ("22023", _STANDBY.format("does not exist")),
+        ("22023", "le slot « x » spécifié dans le paramètre « synchronized_standby_slots »"),
+        ("55000", "what a later version says"),
+    ],
+)
+def test_a_server_that_stops_while_its_standby_is_down_is_retried(
+    server: Server, state: str, text: str
+) -> None:
+    """The walsender waits for that standby, and fails when it must stop: nothing is lost."""
+    with pytest.raises(UnavailableError) as raised:
+        other(server, error(state, text))
+    assert "synchronized_standby_slots" in raised.value.hint
+
+
+def test_a_state_that_lasts_is_an_error_in_the_stream_and_at_the_start(server: Server) -> None:
+    with pytest.raises(ConfigError):
+        other(server, error("22023", "invalid regular expression option"))
+    server.say(error("55000", 'can no longer get changes from replication slot "s"'))
+    with pytest.raises(GapError, match="can no longer get changes"):
+        server.stream.start()
+
+
 def test_a_notice_of_another_subject_is_ignored(server: Server) -> None:
     other(server, notice("mind the gap"))
     other(server, message(b"N", b"SNOTICE\0\0"))
