@@ -219,12 +219,13 @@ class Sequencer:
         try:
             # The daemon's hot path: local names, no call but the encoder's and the partitioner's.
             while at <= last:
-                kind, length, inner, lsn = head(chunk, at)
+                kind, length, inner, start_lsn = head(chunk, at)
                 stop = at + 1 + length
                 if stop > end:
                     break
                 if inner != data or kind != frame:
                     return at, Pause.OTHER
+                lsn = start_lsn  # only of a complete frame: in other messages it is any bytes
                 columns = at + columns_at
                 row = find_row(
                     frames.row_head_without_xid(chunk, at) if xid else chunk[at + tag_at : columns]

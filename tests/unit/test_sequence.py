@@ -30,6 +30,7 @@ from cdc.decode.messages import (
 from cdc.errors import CDCError, Exit, GapError, ProtocolError
 from cdc.events import LSN
 from cdc.sequence.state import LastChange, Pause
+from tests.property.played import NOTICE, keepalive
 from tests.property.stream import (
     TIME_US,
     Published,
@@ -303,6 +304,14 @@ def test_feed_stops_at_a_message_that_is_no_frame(other: bytes) -> None:
     assert (at, step) == (len(INSERT), Pause.OTHER)
     assert fresh.sequencer.feed(before, at + len(other))[1] is Pause.MORE
     assert fresh.sequencer.seq == 2
+
+
+@pytest.mark.parametrize("last", [NOTICE, NOTICE[:20], keepalive(0x9000), INSERT[:-1]])
+def test_only_a_complete_frame_moves_what_was_received(last: bytes) -> None:
+    """In a notice the bytes in the place of an LSN are those of a text."""
+    fresh = session()
+    fresh.sequencer.feed(chunk(INSERT, frame(Insert(1, (b"2", b"b")), 0x1800), last))
+    assert fresh.sequencer.received_lsn == 0x1800
 
 
 def test_feed_hands_over_what_belongs_to_a_streamed_transaction() -> None:
