@@ -21,7 +21,7 @@ from cdc.operate.health import HealthState
 from cdc.publication import continuity
 from cdc.snapshot.initial import due
 from cdc.source import catalog
-from cdc.source.connection import connect
+from cdc.source.connection import connect_for_lookups
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -70,7 +70,7 @@ def take_over(
     process.to(HealthState.STARTING, "fencing older writers and reading the resume record")
     identity, position = _fence(config, producers, run_blocking)
     run_blocking(lambda: due.expect_done(config, identity))
-    sql = run_blocking(lambda: connect(config))
+    sql = run_blocking(lambda: connect_for_lookups(config))
     # On the worker, after any call that a failing session has abandoned: closing earlier would
     # make libpq free memory that the call still reads.
     closing.callback(process.worker.submit, sql.close)
@@ -107,6 +107,6 @@ def _prove_source(config: Config, system: System, run_blocking: RunBlocking) -> 
     """Raise why the slot is not available, as exactly as log and catalog show it, or return."""
     if resumed := run_blocking(lambda: reader.read_resume(config)):
         identity, position = resumed
-        with connect(config) as sql:
+        with connect_for_lookups(config) as sql:
             source = catalog.read_state(sql, config, identity.publication)
         continuity.require_same_source(config, identity, position, system, source)

@@ -122,8 +122,6 @@ class Intake:
         if chunk:
             failpoints.reach("after_receive")
             self._stream.keep(chunk, self._walk(chunk))
-            received_lsn = LSN(self.sequencer.received_lsn)
-            self._stream.received_lsn = max(self._stream.received_lsn, received_lsn)
         return len(chunk)
 
     def _read_back(self) -> bytes:
@@ -146,6 +144,9 @@ class Intake:
             else:
                 walk = partial(self.sequencer.feed, chunk, at, streamed=streamed)
             at, step = self._run_blocking(walk) if len(chunk) - at > LONG_BYTES else walk()
+            # Before what the step requires: while that waits, health reports how far it is.
+            received_lsn = LSN(self.sequencer.received_lsn)
+            self._stream.received_lsn = max(self._stream.received_lsn, received_lsn)
             if step is Pause.OTHER:
                 at = self._stream.other(chunk, at)
             elif step is Pause.FULL and not self._ending:

@@ -44,6 +44,8 @@ from cdc.source.members import read_members
 from cdc.source.row_filters import RowFilter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cdc.config import Config, TableSelection
     from cdc.decode.messages import Relation
     from cdc.events import LSN
@@ -161,9 +163,11 @@ class TableVersions:
         found = next((each for each in read_members(self._sql, name) if each.oid == oid), None)
         if found is None:
             return None
+        known = look_up(self._sql, name, [oid], self._row_filters([oid]))[oid]
         described = describe_table(
-            self._sql, name, oid, found.schema, found.table, found.replica_identity
-        )
+            self._sql, name, oid, found.schema, found.table, found.replica_identity, known,
+            heaps=False,
+        )  # fmt: skip
         if fingerprints(self._sql, [oid]).get(oid) != change.fingerprint:
             return None
         self._lookups.clear()
@@ -298,11 +302,7 @@ class TableVersions:
             others = upcoming.relations() if upcoming else []
             relations = {each.relation_id: each for each in (*others, relation)}
             self.check_publication()
-            known = {
-                each: RowFilter(version.where_mark, version.where)
-                for each in relations
-                if (version := self._relations.newest(each)) and version.where is not None
-            }
+            known = self._row_filters(relations)
             self._lookups = look_up(self._sql, self._config.publication, relations.keys(), known)
             self._upcoming = upcoming
             named = {
@@ -317,6 +317,14 @@ class TableVersions:
         if self._sees(xid):
             return Lookup(facts, published)
         return Lookup(TableFacts(facts.primary_key, facts.nullable), published._replace(attnums=()))
+
+    def _row_filters(self, relations: Iterable[int]) -> dict[int, RowFilter]:
+        """Return the row filters that the log knows: reading those takes no lock."""
+        return {
+            each: RowFilter(version.where_mark, version.where)
+            for each in relations
+            if (version := self._relations.newest(each)) and version.where is not None
+        }
 
     def _sees(self, xid: int | None) -> bool:
         """Return whether the lookups show a transaction; `xid` is None where it was verified."""

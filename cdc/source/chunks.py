@@ -24,7 +24,7 @@ from cdc.encode.masks import column_mask
 from cdc.errors import ConfigError
 from cdc.source import conditions, described, indexes, one_statement
 from cdc.source.column_types import KeyColumn, read_column_types
-from cdc.source.connection import connect, translated
+from cdc.source.connection import connect, end, translated
 from cdc.source.members import members_clause
 
 if TYPE_CHECKING:
@@ -112,6 +112,10 @@ class ChunkReader:
         """End what it waits for. Safe from another thread, unlike everything else."""
         with suppress(psycopg.Error):
             self._sql.cancel_safe(timeout=1.0)
+
+    def end(self) -> None:
+        """End the connection, and with it what waits for an answer. Safe from another thread."""
+        end(self._sql)
 
     def _among_members(self, query: str) -> bytes:
         """Return a query on the publication's members that waits for none of their locks."""

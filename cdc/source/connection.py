@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from msgspec.structs import replace
 from psycopg import conninfo
+from psycopg.rows import TupleRow
 
 from cdc.errors import (
     CDCError,
@@ -35,8 +36,6 @@ from cdc.runtime.waiting import after, slow
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-
-    from psycopg.rows import TupleRow
 
     from cdc.config import Config
 
@@ -76,6 +75,9 @@ _NETWORK: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+# The catalogs answer in milliseconds, thousands of tables in seconds; our lookups wait for no lock,
+# but for a row filter's, for half a minute (`cdc.source.row_filters`).
+LOOKUP_SECONDS: Final = 60.0
 # Not a SQLSTATE: no server sends it.
 _POOLER: Final = "POOLER"
 # Causes of 28000 that need different fixes.
@@ -256,9 +258,28 @@ def connect(config: Config, *, replication: bool = False) -> Connection:
 
     With `replication` it connects to a walsender in the pipeline's database.
     """
+    return _connect(config, psycopg.Connection, {"replication": "database"} if replication else {})
+
+
+def connect_for_lookups(config: Config) -> Connection:
+    """Return a connection likewise, for queries on the catalogs.
+
+    One that is not answered within `LOOKUP_SECONDS` raises UnavailableError and ends the
+    connection. Without that a server that is frozen, while its kernel or a proxy lives and
+    acknowledges keepalives, would be waited for forever.
+    """
+    return _connect(config, _LookupConnection, {})
+
+
+class _LookupConnection(psycopg.Connection[TupleRow]):
+    def execute(self, *args: Any, **options: Any) -> psycopg.Cursor[TupleRow]:  # noqa: ANN401 - as psycopg's
+        with within(self, LOOKUP_SECONDS):
+            return super().execute(*args, **options)
+
+
+def _connect(config: Config, of_type: type[Connection], kind: dict[str, str]) -> Connection:
     pinned = ((name, value.replace(" ", r"\ ")) for name, value in (SESSION | _TIMEOUTS).items())
     options = " ".join(f"-c {name}={value}" for name, value in pinned)
-    kind = {"replication": "database"} if replication else {}
     given: dict[str, Any] = conninfo.conninfo_to_dict(config.source.dsn)
     application = str(given.get("application_name") or f"lockstep {config.pipeline}")
     password = {"password": _password(config)} if config.source.password_file else {}
@@ -269,7 +290,7 @@ def connect(config: Config, *, replication: bool = False) -> Connection:
         f"{given.get('host', 'local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
     )
     with slow(f"Postgres at {place}"), translated(f"connecting to Postgres ({place})"):
-        connection = psycopg.connect(**settings, autocommit=True)
+        connection = of_type.connect(**settings, autocommit=True)
         try:
             answer = connection.execute(PIN.encode()).fetchone()
             expect_pinned(tuple(map(str, answer or ())))
@@ -284,10 +305,11 @@ def within(connection: Connection, seconds: float) -> AbstractContextManager[Non
 
     A server that is frozen, or a host that is, ends nothing by its own timeouts.
     """
-    return after(seconds, lambda: _end(connection))
+    return after(seconds, lambda: end(connection))
 
 
-def _end(connection: Connection) -> None:
+def end(connection: Connection) -> None:
+    """End the connection, and what waits on it. Safe from another thread; it is closed later."""
     with (
         suppress(OSError, psycopg.Error),  # it is closed already
         socket.socket(fileno=os.dup(connection.fileno())) as same,

@@ -199,14 +199,17 @@ def describe_tables(connection: Connection, publication: str) -> Iterator[Descri
 
 def describe_table(
     connection: Connection, publication: str, oid: int, schema: str, name: str, identity: str,
-    known: Lookup | None = None,
+    known: Lookup | None = None, *, heaps: bool = True,
 ) -> DescribedTable:  # fmt: skip
-    """Return one table of the publication; `identity` is its relreplident."""
+    """Return one table of the publication; `identity` is its relreplident.
+
+    With `heaps`, reading their sizes waits for sessions that hold the table exclusively.
+    """
     facts, published = known or look_up(connection, publication, [oid])[oid]
     with translated(f"reading the catalog on {schema}.{name}"):
         columns = read_columns(connection, [oid]).get(oid, [])
         marked = {column.name for column in columns if column.in_identity}
-        heaps = connection.execute(_HEAPS, ([oid],)).fetchall()
+        found = connection.execute(_HEAPS, ([oid],)).fetchall() if heaps else []
         wanted = [type_id for _, type_id, _ in published.columns]
         types = {
             type_id: _Type(*fields)
@@ -227,5 +230,5 @@ def describe_table(
         outputs=tuple(types[type_id].text_of(column) for column, type_id, _ in published.columns),
         facts=facts,
         published=published,
-        heaps=tuple(Heap(*row) for row in heaps),
+        heaps=tuple(Heap(*row) for row in found),
     )

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 
+from cdc.config import Config, Log, Source
+from cdc.errors import UnavailableError
+from cdc.runtime.background import BackgroundThread
+from cdc.snapshot.incremental.fetcher import Fetcher
+from cdc.source import connection as connection_module
+from cdc.source.chunks import ChunkReader, InProgress
+from cdc.source.lookups import current_snapshot
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.proxy import Proxy
+from tests.fixtures.servers import Database
 from tests.fixtures.witness import Witness
 
 NewProxy = Callable[[str, int], Proxy]
@@ -64,6 +75,49 @@ def proxied(pipeline: NewPipeline, new_proxy: NewProxy) -> ProxiedDaemon:
 def kept(pipeline: NewPipeline, new_proxy: NewProxy) -> ProxiedDaemon:
     """Its walsender is more patient than a busy machine makes a process wait."""
     return ProxiedDaemon(pipeline, new_proxy, 30)
+
+
+def test_a_lookup_that_a_frozen_server_does_not_answer_ends(
+    database: Database, new_proxy: NewProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel, here the proxy, acknowledges keepalives, so that TCP notices nothing."""
+    monkeypatch.setattr(connection_module, "LOOKUP_SECONDS", 1.0)
+    with database.connect() as connection:
+        proxy = new_proxy(connection.info.host, connection.info.port)
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
+    config = Config(pipeline="shop", source=Source(dsn=dsn), log=Log(bootstrap_servers="x:1"))
+    with connection_module.connect_for_lookups(config) as sql:
+        assert current_snapshot(sql)
+        proxy.freeze()
+        with pytest.raises(UnavailableError, match="which transactions are visible"):
+            current_snapshot(sql)
+        assert sql.closed
+
+
+def test_a_chunk_that_a_frozen_server_does_not_send_ends_with_its_session(
+    database: Database, new_proxy: NewProxy
+) -> None:
+    """Else the next session, which has the same worker, would wait for it."""
+    with database.connect() as connection:
+        proxy = new_proxy(connection.info.host, connection.info.port)
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
+    config = Config(pipeline="shop", source=Source(dsn=dsn), log=Log(bootstrap_servers="x:1"))
+    asked = threading.Event()
+
+    class Asked(ChunkReader):
+        def in_progress(self) -> InProgress:
+            proxy.freeze()
+            asked.set()
+            return super().in_progress()
+
+    worker = BackgroundThread()
+    fetcher = Fetcher(worker, lambda: Asked(config))
+    barrier: Any = SimpleNamespace(is_due=lambda _: True)
+    fetcher.poll(barrier)
+    assert asked.wait(60)
+    fetcher.close()
+    assert worker.submit(lambda: "the next session's").result(60)
+    worker.close()
 
 
 def test_connections_that_are_reset_again_and_again_lose_nothing(proxied: ProxiedDaemon) -> None:

@@ -232,7 +232,7 @@ class Source:
     def cancel(self) -> None:
         """Nothing to cancel or close."""
 
-    close = cancel
+    close = end = cancel
 
     def _may_fail(self) -> None:
         if self._database.chance.random() < 0.02:

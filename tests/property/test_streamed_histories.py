@@ -34,6 +34,7 @@ from cdc.decode.messages import (
     StreamStop,
     Type,
 )
+from cdc.encode.routes import TableRoute
 from cdc.errors import RereadError
 from cdc.events import LSN
 from cdc.sequence import intake as intake_module
@@ -264,13 +265,18 @@ class Reading:
         tables: Any = SimpleNamespace(
             batch=self.session.batch,
             dead=self.session.dead,
-            describe=lambda relation, *_, **__: self.session.route(relation),
+            describe=self._describe,
             take_alteration=self.session.relations.take_alteration,
         )
         self.intake = Intake(
             config, self.stream, tables, identity, log.resume, lambda: None, lambda call: call()
         )
         self.session.sequencer = self.intake.sequencer
+
+    def _describe(self, relation: Relation, *_: object, **__: object) -> TableRoute:
+        # This may take long, and health reports meanwhile how far the stream is.
+        assert self.stream.received_lsn >= self.session.sequencer.received_lsn
+        return self.session.route(relation)
 
     def turns(self) -> Iterator[None]:
         """Take everything available, one chunk per iteration."""

@@ -206,7 +206,7 @@ def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
             "SourceMonitor": lambda *_: Nothing(),
         },
         cdc.daemon.takeover: {
-            "connect": lambda _: _Catalog(),
+            "connect_for_lookups": lambda _: _Catalog(),
             "topics": _Current(admin=lambda _: None),
             "catalog": Nothing(),
             "TopicMonitor": lambda *_: _Quiet(),

@@ -100,7 +100,9 @@ class Fetcher:
     def close(self) -> None:
         """Close the connection, whatever it waits for, and refuse further reads."""
         self._closed = True
-        self.cancel()
+        if source := self._source:
+            source.cancel()
+            source.end()  # a frozen server does not obey, and the next session has the same worker
         self._worker.submit(self._disconnect)
 
     # -- the worker's side ---------------------------------------------------------------------
