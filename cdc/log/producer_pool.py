@@ -242,9 +242,15 @@ class ProducerPool:
             yield batch
 
     def abandon(self) -> None:
-        """Stop retrying commits in flight: their session is over."""
+        """Stop retrying commits in flight, and end an open transaction: their session is over.
+
+        Does not wait: it ends on its worker, harmlessly if the next session has fenced it by then.
+        """
         for producer in self.producers:
             producer.large.abandon()
             if producer.direct:
                 producer.direct.abandon()
                 producer.worker.submit(producer.direct.close)  # after what is in flight
+        for producer in self._idle:  # what is in flight ends its transaction itself
+            if producer.large.started:
+                producer.worker.submit(producer.large.close)

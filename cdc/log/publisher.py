@@ -249,8 +249,24 @@ class Publisher:
             # broker answers with a fatal INVALID_TXN_STATE.
             self.producer.flush(_COMMIT_TRY_SECONDS)
             self.producer.abort_transaction(_COMMIT_TRY_SECONDS)
-        except (KafkaException, SystemError):
-            return  # the next writer's `open` ends it
+        except (KafkaException, SystemError) as error:
+            # The next writer's `open` ends it. The client keeps a fatal error for good, and with
+            # its traceback this publisher.
+            raised: BaseException | None = error
+            while raised is not None:
+                raised.__traceback__ = None
+                raised = raised.__cause__ or raised.__context__
+
+    def close(self) -> None:
+        """End an open transaction and drop what was not sent. Blocks.
+
+        A message that is never reported refers to this publisher: librdkafka's threads,
+        connections and queued rows would stay for as long as the process runs.
+        """
+        if self.started:
+            self.abort()
+            self.producer.purge()
+            self.producer.poll(0)
 
     def abandon(self) -> None:
         """Stop retrying a commit in flight: its session is over."""

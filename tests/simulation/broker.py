@@ -182,6 +182,10 @@ class Producer:
         self._broker.abort(self.writer)
         self._started = False
 
+    def purge(self) -> None:
+        """Drop what was not sent."""
+        self._unsent = []
+
     # -- between the producer and the broker -------------------------------------------------------
 
     def _send(self, count: int) -> None:

@@ -29,6 +29,7 @@ from tests.property.stream import position
 # Each step takes a moment; the rest is for a busy machine.
 _SECONDS = 60.0
 _STEPS = ("flush", "commit")
+_GATES = (*_STEPS, "close")
 _OVER = InvariantError("the test is over")
 
 
@@ -97,6 +98,9 @@ class FakePublisher:
     def abandon(self) -> None:
         self.abandoned = True
 
+    def close(self) -> None:
+        self._step("close")
+
 
 class World:
     """One test's pool, and their steps in the order in which these ended."""
@@ -108,7 +112,7 @@ class World:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.over = False
-        self._gates = {f"{what} {number}": Gate() for number in range(PRODUCERS) for what in _STEPS}
+        self._gates = {f"{what} {number}": Gate() for number in range(PRODUCERS) for what in _GATES}
         self._workers: list[BackgroundThread] = []
         self.pool = self.use(2)
 
@@ -414,6 +418,26 @@ def test_an_abandoned_pool_abandons_both_writers(world: World) -> None:
     world.pool.abandon()
     writers: list[Any] = [number.large for number in world.pool.producers]
     assert [writer.abandoned for writer in writers] == [True, True]
+
+
+def test_an_abandoned_pool_ends_the_open_transaction_of_a_batch_that_was_sent_in_part(
+    world: World,
+) -> None:
+    """On its worker, since that may block; what is in flight ends its own."""
+    pool = world.pool
+    pool.begin(None)
+    first = world.commit(1)
+    pool.begin(None)
+    world.gate("flush 0").open()
+    flushed(first)
+    pool.abandon()
+    assert "close 1" not in world.done
+    assert world.gate("close 1").reached()
+    for step in ("close 1", "commit 0"):
+        world.gate(step).open()
+    ended(first)
+    wait_until(lambda: "close 1" in world.done, "it is not closed", _SECONDS, pause=0.001)
+    assert "close 0" not in world.done
 
 
 @pytest.mark.parametrize(
