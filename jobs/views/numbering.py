@@ -116,6 +116,7 @@ def _unfold(join: exp.Join) -> None:
         )
     own = [each.alias_or_name for each in inner.expressions]
     named = [f"#by{at}" for at in range(len(pairs))]
+    _partition(inner, [column for column, _ in pairs])
     for (column, _), name in zip(pairs, named, strict=True):
         inner.append("expressions", exp.alias_(column.copy(), name, quoted=True))
     if inner.args.get("limit"):
@@ -132,6 +133,14 @@ def _unfold(join: exp.Join) -> None:
     join.set("this", _subquery(inner, alias))
     join.set("kind", None)
     join.set("on", exp.and_(*ons, copy=False))
+
+
+def _partition(select: exp.Select, by: Sequence[exp.Expr]) -> None:
+    """Compute a SELECT's window functions for each value of `by`, as LATERAL does for its rows."""
+    for window in select.find_all(exp.Window):
+        if window.parent_select is select:
+            given = window.args.get("partition_by") or ()
+            window.set("partition_by", [*(each.copy() for each in by), *given])
 
 
 def _pair(node: exp.Expr, around: set[str]) -> tuple[exp.Expr, exp.Expr] | None:

@@ -544,6 +544,17 @@ def test_views_of_views_come_after_what_they_name() -> None:
     assert named_views("order_totals", sqls) == []
 
 
+def test_lateral_numbers_the_rows_of_each_row_around_it() -> None:
+    found = _plan(
+        "SELECT c.id, x.tweet, x.place FROM customers c CROSS JOIN LATERAL (SELECT t.id AS tweet,"
+        " row_number() OVER (PARTITION BY t.body ORDER BY t.at, t.id) AS place FROM tweets t"
+        " WHERE t.author_id = c.id) AS x",
+        "id",
+        "tweet",
+    )
+    assert "OVER (PARTITION BY `t`.`author_id`, `t`.`body` ORDER BY" in found.new
+
+
 def test_using_and_positions_are_understood() -> None:
     found = _plan(
         "SELECT order_id AS id, count(*) AS n FROM lines JOIN (SELECT id AS order_id FROM orders) o"
