@@ -20,6 +20,7 @@ from sqlglot.tokenizer_core import TokenType
 from cdc.errors import ConfigError
 from cdc.events import table_name
 from lockstep.jobs.views.definitions import SCHEMA
+from lockstep.jobs.views.merged_columns import correct_merging, note_merging
 from lockstep.jobs.views.numbering import numbered
 from lockstep.jobs.views.refusing import UnsupportedError, expect_known
 from lockstep.jobs.views.rewriting import rewrite
@@ -50,6 +51,7 @@ def resolved(
             table.set("db", exp.to_identifier(SCHEMA))
     for table in query.find_all(exp.Table):
         _expect_table(table, versions, _ctes(table))
+    note_merging(query)
     schema: dict[str, Any] = {}
     for version in versions.values():
         columns = {column.name: "text" for column in version.columns}
@@ -69,6 +71,7 @@ def resolved(
             hint="name columns as the tables have them, with the table's alias where two have one",
         ) from error
     assert isinstance(found, exp.Query), "a query stays one"
+    correct_merging(found)
     return numbered(found)
 
 

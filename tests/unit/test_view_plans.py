@@ -223,6 +223,7 @@ def test_a_view_that_needs_a_complete_recompute_says_why(name: str) -> None:
          " WHERE o.customer_id = c.id AND o.id > c.id ORDER BY o.id LIMIT 1) x"),
          "LATERAL that is not joined"),
         ("SELECT id FROM orders NATURAL JOIN lines", "NATURAL JOIN"),
+        ("SELECT o.id FROM orders o, customers c JOIN products p USING (id)", "USING (id) after"),
         ("SELECT id FROM orders TABLESAMPLE SYSTEM (5)", "TABLESAMPLE"),
         ("SELECT id FROM orders GROUP BY ROLLUP (id)", "ROLLUP"),
         ("SELECT id FROM generate_series(1, 3) AS id", "generate_series()"),
@@ -553,6 +554,26 @@ def test_lateral_numbers_the_rows_of_each_row_around_it() -> None:
         "tweet",
     )
     assert "OVER (PARTITION BY `t`.`author_id`, `t`.`body` ORDER BY" in found.new
+
+
+@pytest.mark.parametrize(
+    ("joins", "on"),
+    [
+        ("customers a JOIN orders b USING (id) LEFT JOIN products c USING (id)", "`a`.`id`"),
+        ("customers a RIGHT JOIN orders b USING (id) LEFT JOIN products c USING (id)", "`b`.`id`"),
+        (
+            "customers a FULL JOIN orders b USING (id) FULL JOIN products c USING (id)",
+            "coalesce(`a`.`id`, `b`.`id`)",
+        ),
+        (("follows d, customers a NATURAL RIGHT JOIN (SELECT id FROM orders) b"
+          " NATURAL JOIN (SELECT id, weight FROM products) c"), "`b`.`id`"),
+        ("follows d, customers a RIGHT JOIN orders b USING (id) LEFT JOIN products c USING (id)",
+         "`b`.`id`"),
+    ],
+    ids=["left", "right", "full", "natural", "comma"],
+)  # fmt: skip
+def test_using_joins_by_the_column_that_joins_before_it_have_merged(joins: str, on: str) -> None:
+    assert f" ON ({on} = `" in _plan(f"SELECT b.id, c.weight FROM {joins}").new
 
 
 def test_using_and_positions_are_understood() -> None:
