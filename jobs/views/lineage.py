@@ -12,6 +12,7 @@ too few:
 - above an aggregate only the groups' expressions are known, above a window function only what all
   windows partition by: a changed row may affect all rows of its group or partition;
 - a condition that is not understood is left out;
+- a column of a UNION has the type that it has there, so that an expression of it has its value;
 - a RIGHT JOIN is a LEFT JOIN of its right side, and a FULL JOIN's rows are those of both.
 
 Where a changed row is joined to the anchor by no equality, every row may be affected.
@@ -26,10 +27,13 @@ from sqlglot import exp
 
 from cdc.events import table_name
 from lockstep.jobs.views.translating import has_aggregate
+from lockstep.jobs.views.values import CAST_TO, CONVERTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
+
+    from lockstep.jobs.views.types import PgType
 
 # How many combinations of the queries of UNIONs, and of the sides of FULL JOINs, are flattened.
 _MOST_FLATS: Final = 64
@@ -218,7 +222,13 @@ class _Flattening:
             left = self.query(node.this, known, outer)
             right = self.query(node.expression, known, outer)
             names = list(left[0].outputs)
-            return left + [_named(flat, names) for flat in right]
+            # Of a subquery of which a copy was translated they are not known, nor are its columns.
+            kinds = node.meta.get(CONVERTED, (None, None))
+            return [
+                _named(_converted(flat, kinds[at]), names)
+                for at, side in enumerate((left, right))
+                for flat in side
+            ]
         assert isinstance(node, exp.Select), "others are refused before"
         return self._select(node, known, outer)
 
@@ -494,6 +504,23 @@ def _renamed(flat: Flat, node: exp.Expr) -> Flat:
     alias = node.args.get("alias")
     names = [each.name for each in alias.columns] if isinstance(alias, exp.TableAlias) else []
     return _named(flat, names) if names else flat
+
+
+def _converted(flat: Flat, kinds: Sequence[PgType | None] | None) -> Flat:
+    """Return a query of a UNION with the types that its columns have in that, None if their own."""
+    if kinds is None:
+        return flat._replace(outputs=dict.fromkeys(flat.outputs))
+    outputs = {
+        name: node if node is None or kind is None else _cast(node, kind)
+        for (name, node), kind in zip(flat.outputs.items(), kinds, strict=True)
+    }
+    return flat._replace(outputs=outputs)
+
+
+def _cast(node: exp.Expr, kind: PgType) -> exp.Cast:
+    made = exp.Cast(this=node, to=exp.DataType(this=exp.DType.USERDEFINED, kind=kind.spark))
+    made.meta[CAST_TO] = kind
+    return made
 
 
 def _named(flat: Flat, names: Sequence[str]) -> Flat:

@@ -24,6 +24,7 @@ from lockstep.jobs.views.types import (
     numeric,
 )
 from lockstep.jobs.views.values import (
+    CAST_TO,
     Rules,
     Value,
     coerced,
@@ -161,6 +162,8 @@ def _rounded_to_integer(rules: Rules, node: exp.Ceil | exp.Floor) -> Value:
 
 
 def _cast(rules: Rules, node: exp.Cast) -> Value:
+    if (kind := node.meta.get(CAST_TO)) is not None:
+        return Value(coerced(rules.value(node.this), kind), kind)
     found, wanted = rules.value(node.this), _named(node.to)
     if found.type.name == UNKNOWN:
         kind = wanted

@@ -18,8 +18,9 @@ from cdc.events import table_name
 from lockstep.jobs.views import total_order
 from lockstep.jobs.views.expressions import Expressions
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import TEXT, UNKNOWN, PgType, of
+from lockstep.jobs.views.types import INTEGERS, TEXT, UNKNOWN, PgType, of
 from lockstep.jobs.views.values import (
+    CONVERTED,
     ColumnScope,
     Uniques,
     Value,
@@ -117,6 +118,13 @@ class Translator:
         if name != "UNION ALL":
             for column, each in types.items():
                 expect_grouped(each, f"{name} over {column}")
+        node.meta[CONVERTED] = [
+            [
+                new if _is_converted(old, new) else None
+                for old, new in zip(side.columns.values(), types.values(), strict=True)
+            ]
+            for side in (left, right)
+        ]
         sides = (self._converted(each, types) for each in (left, right))
         return Query(f" {name} ".join(sides), types, uniques)
 
@@ -278,6 +286,13 @@ class Translator:
         condition = rules.condition(on, "ON")
         rules.can_call = could_call
         return f"{_JOINS[side]} {source} ON {condition}"
+
+
+def _is_converted(kind: PgType, wanted: PgType) -> bool:
+    """Return whether an expression may have another value of a column that is converted."""
+    if kind.mask or {kind.name, wanted.name} <= INTEGERS.keys():
+        return False
+    return (kind.spark, kind.has_scale) != (wanted.spark, wanted.has_scale)
 
 
 def _has_equality(on: exp.Expr, alias: str) -> bool:

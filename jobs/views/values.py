@@ -119,6 +119,13 @@ def table_of(
     }
 
 
+# In a node's `meta`. Of a UNION and its like: the type to which each column of its two queries is
+# converted, None for one that has it already.
+CONVERTED: Final = "converted"
+# Of a cast: its type, in place of the one that is written.
+CAST_TO: Final = "cast to"
+
+
 # Parts that change nothing, or that only say how it was written.
 _HARMLESS: Final = {"typed", "safe", "big_int", "_type", "ignore_nulls", "over", "nested"}
 

@@ -441,6 +441,25 @@ def test_no_rows_are_kept_where_no_limit_chooses_from_them(name: str) -> None:
     assert _plan(_OTHER_NUMBERS[name]).ranked is None
 
 
+def test_an_expression_of_a_unions_column_has_its_common_type_in_each_probe() -> None:
+    found = _plan(
+        "SELECT (u.k % 2)::int AS id, count(*) AS n FROM (SELECT qty AS k FROM lines UNION ALL"
+        " SELECT weight FROM products) AS u JOIN orders o ON o.id = u.k GROUP BY (u.k % 2)::int",
+    )
+    of_lines = next(each.sql for each in found.affected if each.table == "public.lines")
+    assert "`qty` %" not in of_lines
+    assert "CAST(`t0`.`qty` AS decimal(13,3))" in of_lines
+    assert not found.full_for
+
+
+def test_a_union_in_a_subquery_that_is_translated_twice_has_a_plan() -> None:
+    found = _plan(
+        "SELECT id, CASE (SELECT max(u.k) FROM (SELECT qty AS k FROM lines UNION ALL"
+        " SELECT weight FROM products) AS u) WHEN 1 THEN 2 WHEN 3 THEN 4 END AS b FROM orders"
+    )
+    assert found.anchor == ("id",)
+
+
 def test_an_outer_joins_condition_is_not_one_of_other_tables_changes() -> None:
     found = _plan(
         "SELECT o.id FROM orders o LEFT JOIN customers c ON c.id = o.customer_id AND c.region = 'x'"
