@@ -12,7 +12,19 @@ from sqlglot import exp
 
 from cdc.errors import ConfigError
 from lockstep.jobs.views.refusing import UnsupportedError
-from lockstep.jobs.views.types import BOOL, INT4, INT8, NULL, TEXT
+from lockstep.jobs.views.types import (
+    BOOL,
+    FLOAT8,
+    FLOATS,
+    INT4,
+    INT8,
+    INTEGERS,
+    NULL,
+    TEXT,
+    UNKNOWN,
+    PgType,
+    numeric,
+)
 from lockstep.jobs.views.values import (
     Rules,
     Value,
@@ -22,6 +34,7 @@ from lockstep.jobs.views.values import (
     expect_text,
     own,
     quoted,
+    size,
     sized,
     string,
     table_of,
@@ -197,8 +210,20 @@ def _extreme(rules: Rules, node: exp.Greatest | exp.Least) -> Value:
 def _nullif(rules: Rules, node: exp.Nullif) -> Value:
     given = [rules.value(node.this), rules.value(node.expression)]
     left, right = compared(given, "nullif()", ordered=False)
-    kind = own(given[0])
+    kind = _left_type(given[0].type, given[1].type)
     return Value(f"if({left} = {right}, NULL, {coerced(given[0], kind)})", kind)
+
+
+def _left_type(one: PgType, other: PgType) -> PgType:
+    """Return the type of the left argument of Postgres' `=` for values of these types."""
+    if one.name == UNKNOWN:
+        return TEXT if other.name == UNKNOWN else other
+    # There are operators for integers of several sizes, for both floats, for date with timestamp.
+    if other.name in FLOATS and one.name in {"numeric", *INTEGERS}:
+        return FLOAT8
+    if other.name == "numeric" and one.name in INTEGERS:
+        return numeric(*size(one, "nullif()"))
+    return one
 
 
 RULES: Final = table_of(

@@ -564,6 +564,20 @@ def test_views_of_views_come_after_what_they_name() -> None:
     assert named_views("order_totals", sqls) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("id, 1.5", "numeric(10,0)"), ("id, f", "float8"), ("free::numeric(9,2), f", "float8"),
+        ("id, id::bigint", "int4"), ("'1', id", "int4"), ("NULL, d", "date"), ("f, 1.5", "float8"),
+        ("d, d::timestamp", "date"), ("free::numeric(9,2), 1.555", "numeric(9,2)"),
+        ("'a', NULL", "text"),
+    ],
+)  # fmt: skip
+def test_nullif_has_the_type_of_the_left_side_of_equality(given: str, kind: str) -> None:
+    found = _plan(f"SELECT id, nullif({given}) AS b FROM odd")
+    assert found.columns["b"].title == kind
+
+
 def test_lateral_numbers_the_rows_of_each_row_around_it() -> None:
     found = _plan(
         "SELECT c.id, x.tweet, x.place FROM customers c CROSS JOIN LATERAL (SELECT t.id AS tweet,"
