@@ -69,9 +69,9 @@ def read_text(text: str, wanted: PgType) -> Value | None:
     sql = (
         f"transform(array(CAST({text} AS string)), x -> CASE WHEN x IS NULL THEN NULL"
         f" WHEN x RLIKE {string(f'^{_BLANK}({reading.read}){_BLANK}{_END_OF_TEXT}')}"
-        f" THEN coalesce({_value(wanted)}, {_fails(AS_IN_POSTGRES + reading.too_large, kind)})"
-        f" WHEN x RLIKE {string(reading.others)} THEN {_fails(NOT_READ + not_read, kind)}"
-        f" ELSE {_fails(AS_IN_POSTGRES + invalid, kind)} END)[0]"
+        f" THEN coalesce({_value(wanted)}, {fails(AS_IN_POSTGRES + reading.too_large, kind)})"
+        f" WHEN x RLIKE {string(reading.others)} THEN {fails(NOT_READ + not_read, kind)}"
+        f" ELSE {fails(AS_IN_POSTGRES + invalid, kind)} END)[0]"
     )
     return Value(sql, wanted)
 
@@ -91,5 +91,6 @@ def _value(wanted: PgType) -> str:
     return made
 
 
-def _fails(message: str, kind: str) -> str:
+def fails(message: str, kind: str) -> str:
+    """Return an expression of a type that fails with a message."""
     return f"CAST(raise_error({string(message + END)}) AS {kind})"

@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from lockstep.jobs.views.dates import days, moved
 from lockstep.jobs.views.quotients import quotient
-from lockstep.jobs.views.reading_texts import read_text
+from lockstep.jobs.views.reading_texts import AS_IN_POSTGRES, fails, read_text
 from lockstep.jobs.views.refusing import UnsupportedError, written
 from lockstep.jobs.views.types import (
     FLOAT8,
@@ -94,9 +94,33 @@ def combined(sign: str, left: Value, right: Value) -> Value:
         return Value(f"CAST({text} AS {kind.spark})" if sign == "/" else text, kind)
     if kind.name in FLOATS:
         one, other = (coerced(each, kind) for each in (left, right))
-        return Value(f"({one} {sign} {other})", kind)
+        return Value(_in_range(sign, one, other, kind), kind)
     one, other = (coerced(each, _as_numeric(each.type)) for each in (left, right))
     return Value(f"CAST(({one} {sign} {other}) AS {kind.spark})", kind)
+
+
+def _in_range(sign: str, one: str, other: str, kind: PgType) -> str:
+    """Return an operation of floats that fails where Postgres' does: Spark has infinity, or 0."""
+    # Spark divides floats of 4 bytes as those of 8.
+    made = f"CAST(x.a {sign} x.b AS {kind.spark})" if sign == "/" else f"(x.a {sign} x.b)"
+    infinity = "double('Infinity')"
+    over = f"abs({made}) = {infinity} AND abs(x.a) < {infinity} AND abs(x.b) < {infinity}"
+    under = {
+        "*": f"WHEN {made} = 0 AND x.a <> 0 AND x.b <> 0 THEN {_out_of_range('under', kind)} ",
+        "/": f"WHEN {made} = 0 AND x.a <> 0 AND abs(x.b) < {infinity}"
+        f" THEN {_out_of_range('under', kind)} ",
+    }
+    # Of NaN / 0 Postgres has NaN, and of other numbers / 0 an error.
+    first = "WHEN isnan(x.a) AND x.b IS NOT NULL THEN x.a " if sign == "/" else ""
+    # A lambda's `x`, so that the operands' texts are there once.
+    return (
+        f"transform(array(named_struct('a', {one}, 'b', {other})), x -> CASE {first}"
+        f"WHEN {over} THEN {_out_of_range('over', kind)} {under.get(sign, '')}ELSE {made} END)[0]"
+    )
+
+
+def _out_of_range(word: str, kind: PgType) -> str:
+    return fails(f"{AS_IN_POSTGRES}value out of range: {word}flow", kind.spark)
 
 
 def _neg(rules: Rules, node: exp.Neg) -> Value:

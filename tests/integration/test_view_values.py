@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import psycopg
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.config.views import View
@@ -15,9 +17,11 @@ from cdc.errors import NoAnswerError, UnavailableError
 from cdc.events import LSN
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.jobs.views import states
-from lockstep.sinks.contract import Changes
+from lockstep.jobs.views.plans import plan
+from lockstep.jobs.views.value_errors import no_answer
+from lockstep.sinks.contract import Changes, Column, Version
 from tests.fixtures.servers import Database
-from tests.fixtures.viewed import Shop
+from tests.fixtures.viewed import Shop, same
 
 _TABLES = {
     "vals": "id int PRIMARY KEY, g int, a int, big numeric(38,0), m numeric(12,4), n numeric(12,1),"
@@ -289,3 +293,58 @@ def test_a_replacing_cut_that_is_interrupted_is_repeated_as_one(
     for view in views:
         stored = list(STORES[name].rows(f"views.{view}").values())
         assert shop.differences(view, stored) == ""
+
+
+_FLOATS = ("1e308", "-1e308", "1e-200", "-3e-320", "0", "1.5", "Infinity", "NaN", None)
+_SMALL_FLOATS = ("3e38", "-3e38", "1e-30", "-1e-44", "0", "1.1", "-Infinity", "NaN", None)
+
+
+@pytest.mark.slow
+def test_floats_out_of_range_are_errors_and_others_are_postgres_own(
+    database: Database, spark: SparkSession
+) -> None:
+    """Each pair of them, of 4 and of 8 bytes; Postgres says for which there is no answer."""
+    database.execute(
+        "CREATE TABLE floats (id int PRIMARY KEY, f float8, g float8, r float4, s float4)"
+    )
+    values = list(product(zip(_FLOATS, _SMALL_FLOATS, strict=True), repeat=2))
+    rows = [(at, f, g, r, s) for at, ((f, r), (g, s)) in enumerate(values)]
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO floats VALUES (%s, %s, %s, %s, %s)", rows)
+    kinds = {"id": "int4", "f": "float8", "g": "float8", "r": "float4", "s": "float4"}
+    columns = tuple(Column(name, kind, 0, -1, nullable=True) for name, kind in kinds.items())
+    tables = {"public.floats": Version(1, "public", "floats", "x", ("id",), columns, {})}
+    made = [(at, *(None if each is None else float(each) for each in row)) for at, *row in rows]
+    spark.createDataFrame(
+        made, "id int, f double, g double, r float, s float"
+    ).createOrReplaceTempView("`new public.floats`")
+    wrong = list[tuple[object, ...]]()
+    for sign, (one, other) in product("+-*/", [("f", "g"), ("r", "s"), ("f", "s")]):
+        of = f"{one} {sign} {other}"
+        answers, errors = dict[int, float | None](), dict[int, str]()
+        with database.connect() as connection:
+            for at in range(len(rows)):
+                query = f"SELECT ({of})::float8 FROM floats WHERE id = {at}"
+                try:
+                    ((answers[at],),) = connection.execute(query).fetchall()
+                except psycopg.Error as error:
+                    errors[at] = error.diag.message_primary or ""
+                    connection.rollback()
+        where = f" WHERE id NOT IN ({', '.join(map(str, errors))})" if errors else ""
+        view = View(sql=f"SELECT id, {of} AS x FROM floats{where}", key=("id",))
+        collected = spark.sql(plan("v", {"v": view}, tables).new).collect()
+        found = {row["id"]: row["x"] for row in collected}
+        wrong += [
+            (of, rows[at], answer, found[at])
+            for at, answer in answers.items()
+            if not same(answer, found[at])
+        ]
+        for text in set(errors.values()):
+            at = next(each for each, of_it in errors.items() if of_it == text)
+            view = View(sql=f"SELECT id, {of} AS x FROM floats WHERE id = {at}", key=("id",))
+            with pytest.raises(PySparkException) as raised:
+                spark.sql(plan("v", {"v": view}, tables).new).collect()
+            found_text = no_answer("v", str(raised.value))
+            if found_text is None or text not in found_text.what:
+                wrong.append((of, rows[at], text, found_text))
+    assert wrong == []
