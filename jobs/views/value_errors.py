@@ -25,6 +25,10 @@ _ERRORS: Final = (
     (re.compile(r"\[INTERVAL_ARITHMETIC_OVERFLOW"), "interval out of range"),
     (re.compile(r"\[DATETIME_OVERFLOW"), "timestamp out of range"),
     (re.compile(r"\[DATETIME_FIELD_OUT_OF_BOUNDS"), "date field value out of range"),
+    (
+        re.compile(r"\[SCALAR_SUBQUERY_TOO_MANY_ROWS"),
+        "more than one row returned by a subquery used as an expression",
+    ),
 )
 _OWN: Final = re.compile(f"{AS_IN_POSTGRES}([^{END}]+){END}")
 _TEXT: Final = re.compile(f"{NOT_READ}([^{END}]+){END}")

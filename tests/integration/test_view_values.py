@@ -41,6 +41,7 @@ _CASES = (
     "text-float", "text-small",
     "text-date", "text-year", "text-form", "text-nan",
     "zero", "remainder", "quotient", "root", "jsonb-key", "json-key", "inexact", "several", "null",
+    "subquery",
 )  # fmt: skip
 
 
@@ -170,6 +171,12 @@ _CASES = (
             "INSERT INTO vals VALUES (3, 1, 0)",
             "without id",
             "UPDATE vals SET a = 8 WHERE id = 3",
+        ),
+        (
+            "SELECT id, (SELECT o.a FROM vals o WHERE o.n > 3) AS b FROM vals",
+            "UPDATE vals SET n = 9",
+            _IN_POSTGRES,
+            "UPDATE vals SET n = 9 WHERE id = 1; UPDATE vals SET n = 1 WHERE id = 2",
         ),
     ],
     ids=_CASES,
