@@ -27,6 +27,7 @@ from sqlglot import exp
 
 from cdc.events import table_name
 from lockstep.jobs.views.translating import has_aggregate
+from lockstep.jobs.views.types import COMPARED, FLOATS
 from lockstep.jobs.views.values import CAST_TO, CONVERTED
 
 if TYPE_CHECKING:
@@ -86,15 +87,20 @@ class Lineage(NamedTuple):
     every: dict[str, str]  # tables whose changes may affect every row, with the reason
 
 
-def lineage(query: exp.Query, key: Sequence[str]) -> Lineage:
-    """Return how changed rows lead to a view's rows; raise NoLineageError if they do not."""
+def lineage(query: exp.Query, key: Sequence[str], columns: Mapping[str, PgType]) -> Lineage:
+    """Return how changed rows lead to a view's rows; raise NoLineageError if they do not.
+
+    `columns`: the view's, with their types.
+    """
     flats = _Flattening().query(query, {}, {})
     names = list(flats[0].outputs)
     known = [name for name in names if all(_is_known(flat, name) for flat in flats)]
-    anchor = tuple(name for name in key if name in known) or tuple(known[:1])
+    found = [name for name in known if _is_compared(columns[name])]
+    anchor = tuple(name for name in key if name in known) or tuple(found[:1])
     if not anchor:
         raise NoLineageError(
-            "none of its columns is one of a table, a group and every window's partition at once"
+            "none of its columns is one of a table, a group and every window's partition at once,"
+            " and of a type whose equal values are the same"
         )
     probes, every = [], dict[str, str]()
     for flat in flats:
@@ -105,6 +111,11 @@ def lineage(query: exp.Query, key: Sequence[str]) -> Lineage:
             else:
                 probes.append(probe)
     return Lineage(anchor, tuple(probes), every)
+
+
+def _is_compared(kind: PgType) -> bool:
+    """Return whether a literal finds all equal values: not 0 of a float, which has -0, too."""
+    return bool(kind.mask) or kind.name in COMPARED - FLOATS
 
 
 def _is_known(flat: Flat, name: str) -> bool:

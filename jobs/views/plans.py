@@ -297,7 +297,7 @@ def _known(
     new, old = (Translator(known, state).query(query) for state in (NEW, OLD))
     named = frozenset(tables(query)) - {each.version.name for each in made}
     try:
-        found = lineage(query, key)
+        found = lineage(query, key, new.columns)
         reason = ""
     except NoLineageError as error:
         found, reason = Lineage((), (), {}), str(error)

@@ -441,6 +441,18 @@ def test_no_rows_are_kept_where_no_limit_chooses_from_them(name: str) -> None:
     assert _plan(_OTHER_NUMBERS[name]).ranked is None
 
 
+@pytest.mark.parametrize(("first", "anchor"), [("o.f", ()), ("o.j", ()), ("o.f, o.z", ("z",))])
+def test_a_column_that_is_no_key_is_an_anchor_only_if_its_equal_values_are_the_same(
+    first: str, anchor: tuple[str, ...]
+) -> None:
+    """0 and -0 are equal floats, and an array or a document is no literal."""
+    found = _plan(
+        f"SELECT {first}, (SELECT max(p.id) FROM products p WHERE p.id = o.id) AS id FROM odd o"
+    )
+    assert found.anchor == anchor
+    assert bool(found.full_for) is not bool(anchor)
+
+
 def test_an_expression_of_a_unions_column_has_its_common_type_in_each_probe() -> None:
     found = _plan(
         "SELECT (u.k % 2)::int AS id, count(*) AS n FROM (SELECT qty AS k FROM lines UNION ALL"
