@@ -17,6 +17,7 @@ from lockstep.jobs.views.roots import STDDEV
 from lockstep.jobs.views.scalars import combined
 from lockstep.jobs.views.types import BOOL, FLOATS, INT8, INTEGERS, numeric
 from lockstep.jobs.views.values import (
+    INSTEAD_OF_FLOATS,
     Rules,
     Value,
     coerced,
@@ -243,7 +244,7 @@ def _expect_exact(found: Value, what: str) -> None:
     if found.type.name in FLOATS:
         raise UnsupportedError(
             f"{what} of {found.type.title}, which depends on the order of the rows",
-            "cast to numeric(p,s)",
+            INSTEAD_OF_FLOATS,
         )
     expect_number(found.type, what)
 

@@ -14,6 +14,7 @@ from lockstep.jobs.views.reading_texts import AS_IN_POSTGRES, END
 from lockstep.jobs.views.refusing import UnsupportedError, unknown
 from lockstep.jobs.views.types import INTEGERS, JSON, JSONB, TEXT, TEXTS, PgType, array_of
 from lockstep.jobs.views.values import (
+    INSTEAD_OF_FLOATS,
     Rules,
     Value,
     coerced,
@@ -233,7 +234,7 @@ _OTHERS: Final = {
     ),
     **dict.fromkeys(
         ("float4", "float8"),
-        (", whose digits Spark writes in another way", "cast it to numeric(p,s)"),
+        (", whose digits Spark writes in another way", INSTEAD_OF_FLOATS),
     ),
 }  # fmt: skip
 

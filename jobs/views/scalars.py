@@ -25,6 +25,7 @@ from lockstep.jobs.views.types import (
 )
 from lockstep.jobs.views.values import (
     CAST_TO,
+    INSTEAD_OF_FLOATS,
     Rules,
     Value,
     coerced,
@@ -139,9 +140,10 @@ def _round(rules: Rules, node: exp.Round | exp.Trunc) -> Value:
     what, found, digits = f"{node.key}()", rules.value(node.this), node.args.get("decimals")
     size = found.type.size
     if size is None or found.type.name != "numeric":
-        raise UnsupportedError(
-            f"{what} of {found.type.title}", f"{node.key} a numeric(p,s): cast to it"
-        )
+        hint = f"{node.key} a numeric(p,s): cast to it"
+        if found.type.name in FLOATS:
+            hint = INSTEAD_OF_FLOATS
+        raise UnsupportedError(f"{what} of {found.type.title}", hint)
     given = 0 if digits is None else number_in(digits)
     if given is None:
         raise UnsupportedError(f"{what} to a number of digits that is no literal", "write it")
@@ -159,7 +161,7 @@ def _sign(rules: Rules, node: exp.Sign) -> Value:
     found = rules.value(node.this)
     expect_number(found.type, "sign()")
     if found.type.name in FLOATS:
-        raise UnsupportedError(f"sign() of {found.type.title}", "cast to numeric(p,s)")
+        raise UnsupportedError(f"sign() of {found.type.title}", INSTEAD_OF_FLOATS)
     kind = numeric(1, 0) if found.type.name == "numeric" else FLOAT8
     return Value(f"CAST(sign({found.sql}) AS {kind.spark})", kind)
 
@@ -179,7 +181,8 @@ def _bitwise(rules: Rules, node: exp.Expr) -> Value:
 def _rounded_to_integer(rules: Rules, node: exp.Ceil | exp.Floor) -> Value:
     found = rules.value(node.this)
     if found.type.name != "numeric" or found.type.size is None:
-        raise UnsupportedError(f"{node.key}() of {found.type.title}", "cast to numeric(p,s)")
+        hint = INSTEAD_OF_FLOATS if found.type.name in FLOATS else "cast to numeric(p,s)"
+        raise UnsupportedError(f"{node.key}() of {found.type.title}", hint)
     precision, scale = found.type.size
     kind = sized(precision - scale + 1, 0, node.key)
     return Value(f"CAST({node.key}({found.sql}) AS {kind.spark})", kind)
@@ -211,7 +214,7 @@ def _result(sign: str, one: PgType, other: PgType) -> PgType:
         return max(one, other, key=lambda each: INTEGERS[each.name])
     if names & FLOATS:
         if sign == "%":
-            raise UnsupportedError("% of floating-point numbers", "cast to numeric(p,s)")
+            raise UnsupportedError("% of floating-point numbers", INSTEAD_OF_FLOATS)
         return one if names == {"float4"} else FLOAT8
     (p1, s1), (p2, s2) = size(one, sign), size(other, sign)
     scale = max(s1, s2)

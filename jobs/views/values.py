@@ -255,6 +255,10 @@ def expect_text(kind: PgType, where: str) -> None:
 
 
 _ONLY: Final = "only select such a column"
+# In place of a float.
+INSTEAD_OF_FLOATS: Final = (
+    "keep it in a numeric(p,s) column, or round it to an integer: (… * 100)::bigint"
+)
 
 
 def expect_compared(kind: PgType, where: str) -> None:
@@ -281,7 +285,7 @@ def expect_grouped(kind: PgType, where: str) -> None:
     """Raise unless equal values of the type are one value in both."""
     if kind.name in FLOATS:
         raise UnsupportedError(
-            f"{where} of {kind.title}, where 0 and -0 are equal", "cast it to numeric(p,s)"
+            f"{where} of {kind.title}, where 0 and -0 are equal", INSTEAD_OF_FLOATS
         )
     expect_compared(kind, where)
 

@@ -453,6 +453,12 @@ def test_a_column_that_is_no_key_is_an_anchor_only_if_its_equal_values_are_the_s
     assert bool(found.full_for) is not bool(anchor)
 
 
+def test_a_float_is_rounded_to_an_integer_where_it_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"\(… \* 100\)::bigint"):
+        _plan("SELECT f AS id, sum(f) AS s FROM odd GROUP BY f")
+    _plan("SELECT (f * 100)::bigint AS id, sum((f * 100)::bigint) AS s FROM odd GROUP BY 1")
+
+
 def test_an_expression_of_a_unions_column_has_its_common_type_in_each_probe() -> None:
     found = _plan(
         "SELECT (u.k % 2)::int AS id, count(*) AS n FROM (SELECT qty AS k FROM lines UNION ALL"
