@@ -328,6 +328,7 @@ def literal(text: str, kind: PgType) -> str:  # noqa: C901, PLR0911 - a case a t
         case a if a in INTEGERS and re.fullmatch(r"[+-]?\d{1,18}", plain):
             return f"CAST('{plain}' AS {kind.spark})"
         case "numeric" if kind.size and re.fullmatch(r"[+-]?\d{1,38}(\.\d{1,38})?", plain):
+            _expect_room(plain, *kind.size)
             return f"CAST('{plain}' AS {kind.spark})"
         case "float8" | "float4" if re.fullmatch(r"[+-]?\d+(\.\d+)?", plain):
             return f"CAST('{plain}' AS {kind.spark})"
@@ -349,6 +350,16 @@ def literal(text: str, kind: PgType) -> str:  # noqa: C901, PLR0911 - a case a t
         f"a literal of type {kind.title} written like this",
         "write dates as '2026-11-24', times as '2026-11-24 10:00:00', with +00 if timestamptz",
     )
+
+
+def _expect_room(number: str, precision: int, scale: int) -> None:
+    """Refuse a literal that the type would round, or has no room for: Postgres takes all digits."""
+    whole, _, decimals = number.lstrip("+-").partition(".")
+    if len(decimals) > scale or len(whole.lstrip("0")) > precision - scale:
+        raise UnsupportedError(
+            f"the quoted literal '{number}' as a numeric({precision},{scale})",
+            "write the number without quotes",
+        )
 
 
 def _is(parse: Callable[[str], object], text: str) -> bool:

@@ -234,6 +234,8 @@ def test_a_view_that_needs_a_complete_recompute_says_why(name: str) -> None:
         ("INSERT INTO orders VALUES (1)", "not a single SELECT"),
         ("SELECT f AS id FROM odd", "a key of float8"),
         ("SELECT id, placed = 'yesterday' AS b FROM orders", "a literal of type timestamp"),
+        ("SELECT id, weight = '1.5555' AS b FROM products", "the quoted literal '1.5555'"),
+        ("SELECT id, weight < '100000' AS b FROM products", "the quoted literal '100000'"),
         ("SELECT o.id, state LIKE name AS b FROM orders o, products", "LIKE with a pattern"),
         ("SELECT id, id IN (SELECT n FROM lines) AS b FROM orders", "IN with a query"),
         ("SELECT id FROM orders WHERE id > 9 OR id NOT IN (SELECT n FROM lines)", "IN with"),
