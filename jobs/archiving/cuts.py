@@ -224,9 +224,9 @@ class Cuts:
         for result in started.tasks.results() if started.tasks is not None else []:
             actions += result.actions
             for part in result.parts:
-                wanted = started.in_tasks[part.part]
-                self._expect_same(started.cut, part.part, wanted, part.differences)
-                spans.append(CutSpan(*part.part, *wanted, part.events, part.records, part.root))
+                wanted = started.in_tasks[part.place]
+                self._expect_same(started.cut, part.place, wanted, part.differences)
+                spans.append(CutSpan(*part.place, *wanted, part.events, part.records, part.root))
         return spans, actions
 
     def _expect_same(

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.archiving.rows import CutRows
@@ -26,7 +26,7 @@ from lockstep.jobs.spark.kafka_options import carried
 from lockstep.sinks.delta.actions import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -44,7 +44,7 @@ _LOOK_SECONDS: Final = 0.02
 class TaskRange(NamedTuple):
     """What a task reads of one partition, and what that is compared with."""
 
-    part: Partition
+    place: Partition
     wanted: OffsetRange
     check: SpanCheck
 
@@ -52,7 +52,7 @@ class TaskRange(NamedTuple):
 class TaskPart(NamedTuple):
     """What a task has archived of one partition."""
 
-    part: Partition
+    place: Partition
     events: int
     records: int
     root: str  # of the Merkle tree over its records
@@ -87,23 +87,25 @@ class CutTasks:
         self._group = f"archive-{config.pipeline}-{number}-{time.monotonic_ns()}"
         self._title = f"archive of {config.pipeline}, cut {number}"
         tasks = [
-            [TaskRange(part, wanted, checks[part]) for part, wanted in each.items()]
+            [TaskRange(place, wanted, checks[place]) for place, wanted in each.items()]
             for each in by_task(ranges)
         ]
-        place = config.archive.path or "", dict(config.archive.storage)
-        do = partial(_archived, carried(config), place, config.prefix, number, tasks)
+        archive = config.archive.path or "", dict(config.archive.storage)
+        do = partial(_archived, carried(config), archive, config.prefix, number)
         pool = ThreadPoolExecutor(1, "archive-cut")
-        self._ended = pool.submit(self._run, len(tasks), do)
+        self._ended = pool.submit(self._run, tasks, do)
         pool.shutdown(wait=False)
 
-    def _run(self, tasks: int, do: Callable[[int, object], Iterator[TaskResult]]) -> list[Any]:
+    def _run(
+        self, tasks: list[list[TaskRange]], do: Callable[[list[TaskRange]], TaskResult]
+    ) -> list[TaskResult]:
         context = self._spark.sparkContext
         context.setJobGroup(self._group, self._title, interruptOnCancel=True)
-        numbers = context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(do)
+        results = context.parallelize(tasks, len(tasks)).map(do)
         while self._before is not None and not self._before.has_job:
             time.sleep(_LOOK_SECONDS)
         self._before = None
-        return numbers.collect()
+        return results.collect()
 
     @property
     def has_ended(self) -> bool:
@@ -134,24 +136,22 @@ class CutTasks:
 
 def _archived(
     config: Config,
-    place: tuple[str, dict[str, str]],
+    archive: tuple[str, dict[str, str]],
     prefix: str,
     number: int,
-    tasks: list[list[TaskRange]],
-    task: int,
-    _: object,
-) -> Iterator[TaskResult]:
+    ranges: list[TaskRange],
+) -> TaskResult:
     """Archive a task's ranges; runs in an executor."""
     collect_seldom()
-    writer = ArchiveWriter(Files(*place))
-    checks = {each.part: each.check for each in tasks[task]}
-    rows = {part: CutRows(prefix, number, *part) for part in checks}
+    writer = ArchiveWriter(Files(*archive))
+    checks = {each.place: each.check for each in ranges}
+    rows = {place: CutRows(prefix, number, *place) for place in checks}
     with closing(RangeReader(config)) as log:
-        for part, read in log.columns({each.part: each.wanted for each in tasks[task]}):
-            checks[part].add(*read)
-            writer.add(rows[part].add(*read))
+        for place, read in log.columns({each.place: each.wanted for each in ranges}):
+            checks[place].add(*read)
+            writer.add(rows[place].add(*read))
     parts = [
-        TaskPart(part, its.events, its.tree.count, its.tree.root().hex(), checks[part].finish())
-        for part, its in rows.items()
+        TaskPart(place, its.events, its.tree.count, its.tree.root().hex(), checks[place].finish())
+        for place, its in rows.items()
     ]
-    yield TaskResult(parts, writer.finish())
+    return TaskResult(parts, writer.finish())
