@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
+    from cdc.events import LSN
 
 _TIMEOUT_SECONDS: Final = 10.0
 _RECREATED = "the topic was created again, or cut by an unclean election"
@@ -95,6 +96,19 @@ def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
         f"{topic} has no frontier at offset {offset}, where one was",
         hint="the topic was created again",
     )
+
+
+def expect_frontier(
+    config: Config, place: int, at: tuple[int, LSN, int], who: str, hint: str
+) -> None:
+    """Raise GapError if the log has another frontier than (epoch, LSN, seq) before an offset."""
+    record = record_at(config, place - 1) if place else None
+    if record and (record.epoch, record.lsn, record.seq) != at:
+        _, lsn, seq = at
+        raise GapError(
+            f"{who} is at {lsn} (seq {seq}), where this log has {record.lsn} (seq {record.seq})",
+            hint=hint,
+        )
 
 
 class Unapplied(NamedTuple):

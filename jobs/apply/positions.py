@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cdc.errors import ConfigError, GapError
 from cdc.log import absence, names, reader
-from cdc.log.frontier_tail import record_at
+from cdc.log.frontier_tail import expect_frontier
 from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply.opening import open_store
@@ -62,15 +62,14 @@ def is_of_this_log(config: Config, applied: Applied) -> bool:
 
 def _expect_frontier(config: Config, applied: Applied) -> None:
     """Raise GapError if the log has another frontier at the store's place."""
-    record = record_at(config, applied.place - 1) if applied.place else None
-    stored = (applied.epoch, applied.lsn, applied.seq)
-    if record and (record.epoch, record.lsn, record.seq) != stored:
-        raise GapError(
-            f"the store is at {applied.lsn} (seq {applied.seq}), where this log has"
-            f" {record.lsn} (seq {record.seq})",
-            hint="it followed another log: one that was set up before, or of a database that was"
-            " restored since",
-        )
+    expect_frontier(
+        config,
+        applied.place,
+        (applied.epoch, applied.lsn, applied.seq),
+        "the store",
+        "it followed another log: one that was set up before, or of a database that was restored"
+        " since",
+    )
 
 
 def _expect_complete(config: Config, name: str, applied: Applied) -> None:

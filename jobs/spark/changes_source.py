@@ -34,7 +34,7 @@ from cdc.config import load
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN, row_key
 from cdc.log import compaction, names
-from cdc.log.frontier_tail import FrontierTail, record_at
+from cdc.log.frontier_tail import FrontierTail, expect_frontier
 from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.log.reader import read_schemas
@@ -543,18 +543,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         config, seq = self._asked.config, int(start["seq"])
         if not seq:
             return frontiers.find(config, frontiers.BEGINNING)
-        there = record_at(config, int(start["place"]) - 1)
-        if there and (there.epoch, str(there.lsn), there.seq) != (
-            start["epoch"],
-            start["lsn"],
-            seq,
-        ):
-            raise GapError(
-                f"the stream's checkpoint is at {start['lsn']} (seq {seq}), where this log has"
-                f" {there.lsn} (seq {there.seq})",
-                hint="it read another log: one that was set up before, or of a database that was"
-                " restored since. Start with a new checkpoint, and with an empty store",
-            )
+        expect_frontier(
+            config,
+            int(start["place"]),
+            (start["epoch"], LSN.parse(start["lsn"]), seq),
+            "the stream's checkpoint",
+            "it read another log: one that was set up before, or of a database that was restored"
+            " since. Start with a new checkpoint, and with an empty store",
+        )
         return frontiers.find(config, seq)
 
 
