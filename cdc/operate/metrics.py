@@ -180,7 +180,7 @@ class Metrics(Collector):
     def unread(self) -> list[dict[str, object]]:
         """Return what monitors cannot read now, as the body of /readyz has it."""
         found = [each.unread for each in [*self.monitors.values()]]
-        return [each.fields() for each in found if each is not None]
+        return [each._asdict() for each in found if each is not None]
 
     def note_stream(
         self,

@@ -25,23 +25,16 @@ class Reader(Protocol):
 
 
 class Unread(NamedTuple):
-    """What a monitor cannot read, why, and since when (monotonic)."""
+    """What a monitor cannot read, why, and for how long."""
 
     of: str
     error: str
     hint: str
-    since: float
-
-    def fields(self) -> dict[str, object]:
-        """Return it as the body of /readyz has it."""
-        seconds = round(time.monotonic() - self.since, 3)
-        return {"of": self.of, "error": self.error, "hint": self.hint, "seconds": seconds}
+    seconds: float
 
 
 class Monitor(Generic[T]):
     """Reads until `close`, on a thread of its own; `newest` stays while nothing can be read."""
-
-    unread: Unread | None = None
 
     def __init__(
         self,
@@ -61,7 +54,16 @@ class Monitor(Generic[T]):
         self._what, self._every_seconds, self._expected = what, every_seconds, expected
         self._reader, self._read = reader, read
         self._over = threading.Event()
+        self._failed: tuple[CDCError, float] | None = None  # since when (monotonic)
         threading.Thread(target=self._run, name=f"cdc-{what}", daemon=True).start()
+
+    @property
+    def unread(self) -> Unread | None:
+        """What cannot be read now."""
+        if (failed := self._failed) is None:
+            return None
+        error, since = failed
+        return Unread(self._what, error.what, error.hint, round(time.monotonic() - since, 3))
 
     def close(self) -> None:
         """Stop; the thread ends after its current read."""
@@ -71,7 +73,7 @@ class Monitor(Generic[T]):
         while not self._over.is_set():
             try:
                 self.newest = self._read()
-                self.unread = None
+                self._failed = None
             except CDCError as error:
                 if self._expected:
                     self._note(error)
@@ -79,8 +81,8 @@ class Monitor(Generic[T]):
         self._reader.close()
 
     def _note(self, error: CDCError) -> None:
-        since = self.unread.since if self.unread else time.monotonic()
-        if self.unread is None:
+        since = self._failed[1] if self._failed else time.monotonic()
+        if self._failed is None:
             fields = {"of": self._what, "error": error.what, "hint": error.hint}
             log.warning("cannot read the reports", extra={"fields": fields})
-        self.unread = Unread(self._what, error.what, error.hint, since)
+        self._failed = error, since

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from cdc.errors import Exit
 from cdc.operate.findings import Cause, Finding, Level, Severity
 from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus, judge
+from cdc.operate.monitor import Unread
 from cdc.operate.readable import duration, listed, size
 from cdc.operate.webhooks import WebhookStatus
 from cdc.operate.webhooks import judge as judge_webhooks
@@ -70,15 +71,6 @@ class Verdict(NamedTuple):
         return {"level": self.level.value, "sentence": self.sentence, "causes": causes}
 
 
-class UnreadReports(NamedTuple):
-    """Reports that a daemon cannot read, why, and for how long."""
-
-    of: str
-    error: str
-    hint: str
-    seconds: float
-
-
 class DaemonReport(NamedTuple):
     """What the daemon reports of itself."""
 
@@ -93,7 +85,7 @@ class DaemonReport(NamedTuple):
     remedies: tuple[str, ...] = ()  # of the warnings, one each
     wrong_policies: tuple[tuple[str, str], ...] = ()  # topics with another cleanup.policy
     compaction_held: tuple[str, ...] = ()  # the readers for which nothing is compacted
-    unread: tuple[UnreadReports, ...] = ()  # what it watches and cannot read
+    unread: tuple[Unread, ...] = ()  # what it watches and cannot read
     lag_seconds: float | None = None  # of the log
 
     @classmethod
@@ -111,7 +103,7 @@ class DaemonReport(NamedTuple):
             remedies=tuple(body.get("remedies") or ()),
             wrong_policies=tuple(sorted((body.get("wrong_policies") or {}).items())),
             compaction_held=tuple(body.get("compaction_held") or ()),
-            unread=tuple(UnreadReports(**each) for each in body.get("unread") or ()),
+            unread=tuple(Unread(**each) for each in body.get("unread") or ()),
             lag_seconds=body.get("lag_seconds"),
         )
 

@@ -27,7 +27,8 @@ from cdc.operate.followers import (
     STILL_SECONDS,
     FollowerStatus,
 )
-from cdc.operate.verdict import DaemonReport, PipelineFacts, UnreadReports, Verdict, verdict
+from cdc.operate.monitor import Unread
+from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
 from cdc.operate.webhooks import WebhookStatus
 from cdc.snapshot.incremental.records import IncrementalRecord
 from cdc.source.slots import Slot
@@ -464,7 +465,7 @@ def test_reports_that_the_daemon_cannot_read_are_not_taken_for_good_ones() -> No
     """As without a right on the group: webhooks would be shown as they were, or not at all."""
 
     def found(seconds: float) -> Verdict:
-        unread = UnreadReports("webhooks", "GROUP_AUTHORIZATION_FAILED", "see the rights", seconds)
+        unread = Unread("webhooks", "GROUP_AUTHORIZATION_FAILED", "see the rights", seconds)
         return judged(daemon=STREAMING._replace(unread=(unread,)))
 
     assert found(5.0).level is Level.OK
