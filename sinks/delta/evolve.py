@@ -66,7 +66,7 @@ def follow(table: DeltaTable, wanted: dict[str, Any], name: str, by: AlteringWri
         return False
     every = {each: field["type"] for each, field in (held | fields).items()}
     schema = layout.struct(every.items(), name)
-    is_mapped = table.metadata().configuration.get(_MAPPED, "none") != "none"
+    is_mapped = lake.is_mapped(table)
     is_sparks = features.needs_spark(table)
     properties = lake.unmoved(by.facts)
     with lake.translated(table.table_uri):

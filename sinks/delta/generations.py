@@ -165,9 +165,7 @@ def move(settings: DeltaSettings, generation: int, mirror: str, version: int) ->
     else:
         table = _made_as(built, path, by)
     if (lake.newest_transaction(table, app) or 0) < upto:
-        table = lake.copied(
-            built, path, settings.storage, CommitInfo(app, upto, lake.newest_facts(built))
-        )
+        table = lake.copied(built, path, settings.storage, CommitInfo(app, upto, by.facts))
     evolve.keep_key(table, evolve.key_of(built), by)
     return table.version()
 

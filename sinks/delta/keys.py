@@ -171,10 +171,10 @@ def same(rows: pa.Table, name: str) -> str:
     column = quoted(name)
     # 0 and -0 are the same key: adding 0 removes the sign.
     unsigned = " + 0.0" if has_zero(rows[name]) else ""
-    same = f"t.{column}{unsigned} = s.{column}{unsigned}"
+    equal = f"t.{column}{unsigned} = s.{column}{unsigned}"
     if not rows[name].null_count:
-        return same
+        return equal
     text = "'" + name.replace("'", "''") + "'"
     exact = [f"coalesce(map_extract({each}.{quoted(EXACT)}, {text})[1], '')"
              for each in "ts"]  # fmt: skip
-    return f"({same} OR (t.{column} IS NULL AND s.{column} IS NULL AND {exact[0]} = {exact[1]}))"
+    return f"({equal} OR (t.{column} IS NULL AND s.{column} IS NULL AND {exact[0]} = {exact[1]}))"

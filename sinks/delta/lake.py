@@ -336,16 +336,17 @@ def copied(
     table: DeltaTable, path: str, storage: Mapping[str, str], commit: CommitInfo
 ) -> DeltaTable:
     """Replace the table at `path` by another one's rows and columns; return the table at `path`."""
+    to = opened(path, storage)
+    assert to is not None, "the caller has made it"
     rows = pa.RecordBatchReader.from_batches(
         arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())
     )
-    found = opened(path, storage)
     with translated(path):
         write_deltalake(
-            found or path,
+            to,
             rows,
             mode="overwrite",
-            schema_mode=None if is_mapped(found) else "overwrite",
+            schema_mode=None if is_mapped(to) else "overwrite",
             storage_options=dict(storage),
             commit_properties=commit.properties,
         )
@@ -354,8 +355,6 @@ def copied(
     return found
 
 
-def is_mapped(table: DeltaTable | None) -> bool:
+def is_mapped(table: DeltaTable) -> bool:
     """Return whether columns have other names in the files; delta-rs then changes no schema."""
-    return table is not None and (
-        table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
-    )
+    return table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
