@@ -80,8 +80,8 @@ def forget(config: Config, kind: str, subject: str, *, yes: bool, as_json: bool)
 
     From then on nobody can read what it has encrypted, wherever that is: topics, archive, bases,
     stores, their backups. Backups of the keyring still have the key. Values that are written for
-    the subject afterwards are null, until `cdc keys allow`. It is no error if there is no key, and
-    shown. If it was killed, run it again. Asks first.
+    the subject afterwards are null, until `cdc keys allow`. Without a key it warns, which is
+    no error. If it was killed, run it again. Asks first.
     """
     from cdc.keyring.ciphers import given_subject  # noqa: PLC0415 - not for --help
     from cdc.keyring.opening import need_ciphers  # noqa: PLC0415 - as above

@@ -75,7 +75,6 @@ _FULL: Final = (
 )
 # A chunk takes a fraction of a second.
 _SLOW_SECONDS: Final = 10.0
-_LOCKED: Final = "it may wait for a lock"
 
 
 class IncrementalSnapshots:
@@ -216,8 +215,9 @@ class IncrementalSnapshots:
             return
         for job in self._running():
             if job.record.state == "running" and job.record.failing_since_us is None:
-                whose = "a chunk" if job is chunk.job else f"a chunk of {chunk.job.record.name}"
-                job.wait(f"{whose} has not been read for {_SLOW_SECONDS:.0f} s: {_LOCKED}")
+                of = "" if job is chunk.job else f" of {chunk.job.record.name}"
+                slow = f"has not been read for {_SLOW_SECONDS:.0f} s: it may wait for a lock"
+                job.wait(f"a chunk{of} {slow}")
 
     def _fetch_failed(self, chunk: JobChunk, error: CDCError) -> None:
         self._chunks.pop((chunk.job.record.id, chunk.number), None)
