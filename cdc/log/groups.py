@@ -198,6 +198,8 @@ class Group:
             self._compaction.check_if_due(self._places())
         with translated(f"reading as a member of {group_id(self._config, self.name)}"):
             messages = self._client.consume(_MOST, timeout=seconds)
+        if self._error is not None:
+            raise self._error  # of partitions that it got within this call
         if not (messages or self._is_paused):
             for each in self._progress.values():
                 each.wait(int(time.time() * 1_000))

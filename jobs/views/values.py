@@ -354,8 +354,8 @@ def literal(text: str, kind: PgType) -> str:  # noqa: C901, PLR0911 - a case a t
 
 def _expect_room(number: str, precision: int, scale: int) -> None:
     """Refuse a literal that the type would round, or has no room for: Postgres takes all digits."""
-    whole, _, decimals = number.lstrip("+-").partition(".")
-    if len(decimals) > scale or len(whole.lstrip("0")) > precision - scale:
+    integer, _, decimals = number.lstrip("+-").partition(".")
+    if len(decimals) > scale or len(integer.lstrip("0")) > precision - scale:
         raise UnsupportedError(
             f"the quoted literal '{number}' as a numeric({precision},{scale})",
             "write the number without quotes",

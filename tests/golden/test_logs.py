@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.events import LSN
 from cdc.log import acknowledged, names, reader, records, topics
@@ -21,7 +21,7 @@ from lockstep.jobs.spark.starting import SparkStart
 from tests.fixtures.daemon import PipelineUnderTest, making, wait_until
 from tests.fixtures.servers import Database, KafkaServer
 from tests.fixtures.store_sqlite import SqliteStore
-from tests.golden import loading
+from tests.golden import loading, record_log
 from tests.golden.loading import RecordedLog, prefix_of
 
 FORMATS = tuple(range(1, DIGESTS_FORMAT + 1))
@@ -113,6 +113,25 @@ def test_there_is_a_recording_of_each_format_that_is_read() -> None:
         assert log.newest(frontiers)["format"] == log.format == format_
         resume = names.resume_topic(prefix_of(format_))
         assert log.newest(resume, part="position")["format"] == format_
+
+
+def test_records_are_loaded_at_their_offsets_whatever_else_the_log_had(
+    kafka_server: KafkaServer,
+) -> None:
+    topic = "golden0.gaps"
+    _delete(kafka_server, "golden0")
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=60)
+    offsets = [0, 1, 3, 6, 7, 10, 15]
+    place = {"topic": topic, "partition": 0}
+    written = [
+        place | {"offset": each, "ms": 1_000 + each, "headers": None, "key": None, "value": "{}"}
+        for each in offsets
+    ]
+    log = RecordedLog(0, {}, [*written, place | {"end": 17}])
+    loading.load(log, kafka_server.bootstrap)
+    assert record_log.records_of(kafka_server.bootstrap, "golden0") == log.records
+    _delete(kafka_server, "golden0")
 
 
 def test_a_log_of_each_format_is_read_proved_followed_and_continued(

@@ -108,9 +108,9 @@ def arrived(receiver: Receiver, wanted: int) -> bool:
 
 
 def receive_on(member: Group) -> None:
-    """Receive until that raises."""
+    """Receive until that raises, of partitions within the call that gets them, too."""
     while True:
-        member.receive(1.0)
+        member.receive(10.0)
 
 
 def delivering(line: PipelineUnderTest, log: Path) -> subprocess.Popen[bytes]:
