@@ -94,8 +94,7 @@ class Lanes:
 
     def take(self, now: float, *, alone: bool) -> Sending | None:
         """Return what may be sent now: one lane that is sent alone, or a batch of others."""
-        while self._waiting and self._waiting[0][0] <= now:
-            self._alone.append(heapq.heappop(self._waiting)[2])
+        self._wake(now)
         if alone:
             return self._sending([self._alone.popleft()], alone=True) if self._alone else None
         lanes, room = list[Lane](), self._most
@@ -103,6 +102,23 @@ class Lanes:
             lanes.append(self._ready.popleft())
             room -= len(lanes[-1].events)
         return self._sending(lanes, alone=False) if lanes else None
+
+    def probe(self, now: float) -> Sending | None:
+        """Return one lane, to try a receiver that is away; if it fails, the next is another.
+
+        So no key that is never answered keeps the receiver away for the others.
+        """
+        self._wake(now)
+        lanes = self._ready or self._alone
+        if not lanes:
+            return None
+        lane = lanes.popleft()
+        lane.alone = True
+        return self._sending([lane], alone=True)
+
+    def _wake(self, now: float) -> None:
+        while self._waiting and self._waiting[0][0] <= now:
+            self._alone.append(heapq.heappop(self._waiting)[2])
 
     def _sending(self, lanes: Sequence[Lane], *, alone: bool) -> Sending:
         events, parts = list[KeyedEvent](), list[tuple[Lane, int]]()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 import ssl
 import time
 from collections import deque
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from cdc.deliver import addresses
 from cdc.errors import CDCError, ConfigError
@@ -34,6 +35,7 @@ _OK: Final = range(200, 300)
 _NO_MORE: Final = 410
 # Of headers and body together: a status and a few words are an answer.
 MOST_ANSWER_BYTES: Final = 65_536
+_PATH: Final = re.compile("[!-~]*")  # printable ASCII without spaces
 # How many idle connections are kept.
 _KEPT: Final = 32
 
@@ -77,11 +79,17 @@ class Sender:
     """Sends requests to one receiver; for several threads at once."""
 
     def __init__(self, webhook: Webhook) -> None:
+        """Raise ConfigError for a url that no request can be made of, or a bad secret."""
         parts = urlsplit(webhook.url)
         self._https = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._port = parts.port or (443 if self._https else 80)
+        self._port = _port(parts) or (443 if self._https else 80)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if not _PATH.fullmatch(self._path):
+            raise ConfigError(
+                "a webhook's url has characters after the host that cannot be in a request",
+                hint="write them percent-encoded: %20 for a space, %C3%A4 for an ä",
+            )
         self._at = parts.netloc.rpartition("@")[2]
         self._allowed = addresses.networks(webhook.allow)
         self._keys = [key_of(each) for each in webhook.secrets]
@@ -170,6 +178,15 @@ class Sender:
             address = addresses.resolve(self._host, self._port, self._allowed, public=self._https)
             self._resolved = address, time.monotonic() + RESOLVED_SECONDS
         return address
+
+
+def _port(parts: SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError:
+        raise ConfigError(
+            "a webhook's url has a port that is none", hint="1 to 65535, or leave it out"
+        ) from None
 
 
 def answer(status: int, retry_after: str) -> DeliveryResult:

@@ -43,6 +43,7 @@ _MOST_BYTES: Final = 64 << 20
 # So many requests in a row without an answer: the receiver is away.
 _AWAY_AFTER: Final = 8
 _LONGEST_AWAY_SECONDS: Final = 30.0
+_MOST_DOUBLINGS: Final = 5
 _IDLE_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 5.0
 _OPENING, _BETWEEN, _END = b'{"type":"lockstep.changes","events":[', b",", b"]}"
@@ -132,12 +133,17 @@ class WebhookRun:
             return
         most = 1 if self._is_away else self._settings.connections
         while len(self._running) < most:
-            alone = sum(sending.alone for sending in self._running.values())
-            sending = self._lanes.take(now, alone=True) if alone < max(1, most // 2) else None
-            sending = sending or self._lanes.take(now, alone=False)
+            sending = self._next(now, most)
             if sending is None:
                 return
             self._running[self._pool.submit(self._send, sending)] = sending
+
+    def _next(self, now: float, most: int) -> Sending | None:
+        if self._is_away:
+            return self._lanes.probe(now)
+        alone = sum(sending.alone for sending in self._running.values())
+        found = self._lanes.take(now, alone=True) if alone < max(1, most // 2) else None
+        return found or self._lanes.take(now, alone=False)
 
     def _send(self, sending: Sending) -> DeliveryResult:
         # An event's own id is in the message; the message's stays the same when it is sent again.
@@ -164,8 +170,7 @@ class WebhookRun:
         if self._failures == _AWAY_AFTER:
             log.warning("the receiver of the webhook %s: %s", self._name, answer.why)
         if self._is_away or answer.pause:
-            longer = min(_LONGEST_AWAY_SECONDS, 2.0 ** (self._failures - _AWAY_AFTER))
-            self._resume_at = now + (answer.pause or longer)
+            self._resume_at = now + (answer.pause or away_seconds(self._failures))
             self._lanes.postponed(sending, self._resume_at)
             return
         self._refused = answer.why
@@ -217,6 +222,12 @@ class WebhookRun:
         self._finish()
         self._lanes.drop(lambda event: (event.topic, event.partition) not in leaving)
         self._bytes = self._lanes.bytes
+
+
+def away_seconds(failures: int) -> float:
+    """Return how long a receiver is not tried after so many failures in a row."""
+    doublings = max(0, min(failures - _AWAY_AFTER, _MOST_DOUBLINGS))
+    return min(_LONGEST_AWAY_SECONDS, 2.0**doublings)
 
 
 def deliver(

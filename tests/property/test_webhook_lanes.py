@@ -99,6 +99,44 @@ def test_what_is_given_up_is_sent_no_more_and_the_keys_next_event_follows(
         assert mine == sorted(mine)
 
 
+@given(
+    keys=st.lists(st.integers(0, 6), max_size=40),
+    later=st.lists(st.integers(0, 6), max_size=40),
+    batch=st.integers(1, 8),
+    never=st.sets(st.integers(0, 6)),
+)
+def test_a_receiver_that_is_away_is_tried_with_each_key_in_turn(
+    keys: list[int], later: list[int], batch: int, never: set[int]
+) -> None:
+    """Those of `never` are not answered, so the receiver stays away as long as they are tried."""
+    lanes, done, now = Lanes(batch), list[int](), 0.0
+    for offset, key in enumerate(keys):
+        lanes.add(event(key, offset))
+    for offset, key in enumerate(later, len(keys)):
+        probe = lanes.probe(now)  # most come while it is away
+        if probe is not None:
+            lanes.postponed(probe, now)
+        lanes.add(event(key, offset))
+    for _ in range(2 * (len(keys) + len(later)) * 8):
+        now += 30.0
+        probe = lanes.probe(now)
+        if probe is None:
+            break
+        assert len({each.lane for each in probe.events}) == 1
+        if probe.lane.events[0].lane in never:
+            lanes.postponed(probe, now + 30.0)
+        else:
+            done += [each.offset for each in probe.events]
+            lanes.delivered(probe)
+    every = [*keys, *later]
+    assert sorted(done) == [offset for offset, key in enumerate(every) if key not in never]
+    assert all(sorted(mine) == mine for key in set(every) if (mine := _of(done, every, key)))
+
+
+def _of(done: list[int], keys: list[int], key: int) -> list[int]:
+    return [offset for offset in done if keys[offset] == key]
+
+
 @given(st.lists(st.integers(0, 40), unique=True), st.randoms(use_true_random=False))
 def test_what_is_committed_never_passes_what_is_not_acknowledged(
     offsets: list[int], chance: Random

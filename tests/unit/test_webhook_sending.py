@@ -12,7 +12,7 @@ import pytest
 from standardwebhooks import Webhook as Receiver
 
 from cdc.config.webhooks import Webhook as WebhookSettings
-from cdc.deliver import addresses, checks
+from cdc.deliver import addresses, checks, webhooks
 from cdc.deliver.sender import answer, key_of, signature
 from cdc.errors import ConfigError
 from cdc.log.group_states import GroupState
@@ -91,6 +91,13 @@ def test_answers_distinguish_an_event_from_a_receiver() -> None:
     assert answer(410, "").over
 
 
+def test_a_receiver_that_is_away_is_tried_again_however_long_that_lasts() -> None:
+    """A night has a thousand failures in a row."""
+    waits = [webhooks.away_seconds(failures) for failures in range(8, 2_000)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (1.0, 30.0)
+
+
 SECRET = f"whsec_{'QUJD' * 10}"
 
 
@@ -103,6 +110,11 @@ SECRET = f"whsec_{'QUJD' * 10}"
         ({"url": "https://127.0.0.1/", "allow": []}, Severity.ERROR, "that are not public"),
         ({"allow": ["10.0.0.0/99"]}, Severity.ERROR, "10.0.0.0/99 in a webhook's `allow`"),
         ({"url": "https://none.invalid/"}, Severity.WARNING, "none.invalid is not found"),
+        ({"url": "https://example.com/hök"}, Severity.ERROR, "cannot be in a request"),
+        ({"url": "https://example.com/a b"}, Severity.ERROR, "cannot be in a request"),
+        ({"url": "https://example.com/?q=\u00e4"}, Severity.ERROR, "cannot be in a request"),
+        ({"url": "https://example.com:99999/"}, Severity.ERROR, "has a port that is none"),
+        ({"url": "https://example.com:x/"}, Severity.ERROR, "has a port that is none"),
     ],
 )
 def test_the_doctor_checks_secrets_and_whether_the_url_may_be_sent_to(
@@ -114,8 +126,8 @@ def test_the_doctor_checks_secrets_and_whether_the_url_may_be_sent_to(
         "tables": ["public.t"],
         "allow": ["127.0.0.0/8"],
     }
-    webhooks = msgspec.convert({"billing": plain | changed}, dict[str, WebhookSettings])
-    [found] = checks.examine(msgspec.structs.replace(CONFIG, webhooks=webhooks))
+    settings = msgspec.convert({"billing": plain | changed}, dict[str, WebhookSettings])
+    [found] = checks.examine(msgspec.structs.replace(CONFIG, webhooks=settings))
     assert (found.check, found.severity) == ("webhook", severity)
     assert says in found.what
     assert found.fix or severity is Severity.OK
