@@ -70,7 +70,8 @@ def list_(config: Config, *, as_json: bool) -> None:
 def seek(config: Config, name: str, place: str, *, as_json: bool) -> None:
     """Let the group NAME, which must have no members, go on at or shortly before PLACE.
 
-    What it receives again it may have done before.
+    What it receives again it may have done before. Topics that are deleted, or that a webhook is
+    configured to read no longer, are left out of the group.
     """
     from cdc.errors import ConfigError  # noqa: PLC0415 - not for --help
     from cdc.log import group_records, groups  # noqa: PLC0415 - as above
@@ -78,7 +79,7 @@ def seek(config: Config, name: str, place: str, *, as_json: bool) -> None:
     record = group_records.read(config).get(name)
     if record is None:
         raise ConfigError(f"no group {name} has read the log", hint="cdc group list")
-    moved = groups.seek(config, name, sorted(record.topics), _start(place))
+    moved = groups.seek(config, record, _start(place))
     if as_json:
         print_json({topic: its.offsets for topic, its in moved.topics.items()})
         return

@@ -125,6 +125,19 @@ def queue_group(name: str) -> str:
     return f"{_QUEUE}.{name}"
 
 
+def of_configured(config: Config, record: GroupRecord) -> GroupRecord:
+    """Return a group's record without the topics that a webhook was configured to read before."""
+    webhooks = {webhook_group(name): its for name, its in config.webhooks.items()}
+    if (webhook := webhooks.get(record.group)) is None:
+        return record
+    kept = {
+        topic: began
+        for topic, began in record.topics.items()
+        if names.table_name(config.prefix, topic) in webhook.tables
+    }
+    return msgspec.structs.replace(record, topics=kept)
+
+
 def key(pipeline: str, group: str) -> bytes:
     """Return the key of a group's record."""
     return msgspec.json.encode({"pipeline": pipeline, _GROUP: group})

@@ -18,7 +18,7 @@ from confluent_kafka import (
 # The package imports it without declaring it as an export.
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from cdc.log import topics
+from cdc.log import group_records, topics
 from cdc.log.client import translated
 from cdc.log.groups import group_id
 from cdc.log.partitions import OffsetRange, Partition
@@ -56,13 +56,17 @@ class GroupState(NamedTuple):
 
 
 def state(client: Admin, config: Config, record: GroupRecord) -> GroupState:
-    """Return how far a group is."""
+    """Return how far a group is, in what it still reads."""
+    record = group_records.of_configured(config, record)
     name = group_id(config, record.group)
     present = topics.describe(client, list(record.topics))
     places = [(topic, number) for topic, its in present.items() for number in range(its.partitions)]
     with translated(f"reading the offsets of {name}"):
-        held = _held(client, places)
+        # In this order: meanwhile the group may commit more, and retention delete what it had.
+        starts = _offsets(client, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         answered = _committed(client, name, places)
+        ends = _offsets(client, places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        held = {at: OffsetRange(start, ends[at]) for at, start in starts.items()}
         described = client.describe_consumer_groups([name])
         members = len(described[name].result(_TIMEOUT_SECONDS).members)
     committed, gap = dict[Partition, int](), ""
@@ -86,21 +90,16 @@ def state(client: Admin, config: Config, record: GroupRecord) -> GroupState:
     return GroupState(record.group, members, committed, held, gap)
 
 
-def _held(client: Admin, places: list[Partition]) -> dict[Partition, OffsetRange]:
-    ends = list[dict[Partition, int]]()
+def _offsets(client: Admin, places: list[Partition], spec: OffsetSpec) -> dict[Partition, int]:
     if not places:
         return {}
-    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
-        asked: Any = {TopicPartition(*each): spec for each in places}
-        answers = client.list_offsets(
-            asked,
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_TIMEOUT_SECONDS,
-        )
-        ends.append(
-            {(at.topic, at.partition): done.result().offset for at, done in answers.items()}
-        )
-    return {at: OffsetRange(start, ends[1][at]) for at, start in ends[0].items()}
+    asked: Any = {TopicPartition(*each): spec for each in places}
+    answers = client.list_offsets(
+        asked,
+        isolation_level=IsolationLevel.READ_COMMITTED,
+        request_timeout=_TIMEOUT_SECONDS,
+    )
+    return {(at.topic, at.partition): done.result().offset for at, done in answers.items()}
 
 
 def _committed(client: Admin, name: str, places: list[Partition]) -> dict[Partition, int]:

@@ -373,10 +373,16 @@ def group_id(config: Config, name: str) -> str:
     return f"{config.prefix}.{name}"
 
 
-def seek(config: Config, name: str, read: Sequence[str], start: Start) -> GroupRecord:
-    """Let a group without members go on at another place; return its new record."""
-    with closing(_consumer(config, name)) as client:
-        return _set(config, client, name, read, start, {})
+def seek(config: Config, record: GroupRecord, start: Start) -> GroupRecord:
+    """Let a group without members go on at another place; return its new record.
+
+    It has the topics that the group still reads: no deleted one, and none that was taken out of a
+    webhook's `tables`.
+    """
+    read = list(group_records.of_configured(config, record).topics)
+    present = topics.describe(topics.admin(config), read)
+    with closing(_consumer(config, record.group)) as client:
+        return _set(config, client, record.group, sorted(present), start, {})
 
 
 def remove(config: Config, name: str) -> None:

@@ -91,7 +91,9 @@ class WebhookStatus(NamedTuple):
         """
         if self.retrying:
             return _ago(self.retrying.failed_since_us) or 0.0
-        moved = [_ago(each.moved_at_us) or 0.0 for each in self.running]
+        # One that has nothing to deliver moves all the time.
+        holding = [each for each in self.running if each.held] or self.running
+        moved = [_ago(each.moved_at_us) or 0.0 for each in holding]
         return min([*moved, self.lag_seconds or 0.0])
 
     @property

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.cli.doctor import doctor
 from cdc.cli.group import group
@@ -431,3 +431,29 @@ def test_a_group_whose_offsets_or_topic_are_lost_is_a_gap_and_never_a_new_one(
     for lsn, code in (("0/1", 1), (str(line.frontiers()[-1].lsn), 0)):
         found = CliRunner().invoke(group, ["seek", "webhook.hook", "--to", lsn])
         assert found.exit_code == code, (lsn, found.output)
+
+
+def test_a_table_that_a_webhook_reads_no_longer_is_no_gap(
+    pipeline: NewPipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topic may lag, lose what was not received, or be deleted."""
+    line = hooked(pipeline, receiver)
+    kept, left = (names.data_topic(line.config.prefix, "public", name) for name in "tu")
+    admin = topics.admin(line.config)
+    admin.create_topics([NewTopic(left, 1, 1)])[left].result(60)
+    with closing(Group(line.config, "webhook.hook", [kept, left], "beginning")):
+        pass
+    with closing(webhooks.WebhookRun(line.config, "hook")) as hook:
+        hook.run(lambda: hook.counts.delivered == 1)
+    admin.delete_topics([left])[left].result(60)
+    monkeypatch.setenv("LOCKSTEP_CONFIG", str(line.config_file))
+    for _ in range(2):
+        with closing(WebhooksReader(line.config)) as reader:
+            wait_until(lambda: left not in admin.list_topics(timeout=60).topics, "the topic stays")
+            [status] = reader.read()
+            assert status.group
+            assert not status.group.gap
+            assert {topic for topic, _ in status.group.committed} == {kept}
+        sought = CliRunner().invoke(group, ["seek", "webhook.hook", "--to", "beginning"])
+        assert sought.exit_code == 0, sought.output
+    assert group_records.read(line.config)["webhook.hook"].topics.keys() == {kept}

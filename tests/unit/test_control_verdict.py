@@ -350,6 +350,12 @@ def hook(
     return WebhookStatus("billing", group, undelivered, (report,), since_us)
 
 
+def with_idle(status: WebhookStatus) -> WebhookStatus:
+    """Return the webhook with another process, which has nothing to deliver."""
+    [idle] = hook().reports
+    return status._replace(reports=(idle, *status.reports))
+
+
 def states_of_webhooks() -> dict[str, State]:
     """Return the states of webhooks."""
     found: dict[str, tuple[WebhookStatus, Level, str, int]] = {
@@ -399,6 +405,10 @@ def states_of_webhooks() -> dict[str, State]:
         ),
         "a webhook that is late and moves": (
             hook(lag=3, since=70.0), Level.DEGRADED, "billing lags: the log has held for 70 s", 0,
+        ),
+        "a webhook with a stuck process, and one that has nothing to deliver": (
+            with_idle(hook(lag=3, since=900.0, held=3, failing=1, moved_at_us=ago(900))),
+            Level.FAILED, "refuses 1 keys", 1,
         ),
         "a webhook that delivers in words only": (
             hook(lag=3, since=900.0, moved_at_us=ago(900)),
