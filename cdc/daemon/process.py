@@ -141,6 +141,8 @@ class Daemon(ProcessState):
     def _start_over(self, error: CDCError, lasted_seconds: float) -> None:
         """Wait before the next session: briefly for a busy slot, else with growing backoff."""
         if isinstance(error, SlotBusyError):
+            self.metrics.be_standby()
+            self.health.warn([])
             self.to(HealthState.STANDBY, error.what)
             seconds = _STANDBY_SECONDS
         else:

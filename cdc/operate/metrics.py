@@ -248,6 +248,16 @@ class Metrics(Collector):
         wal_status = retention.slot.wal_status if retention else None
         self._source = self._now(), values, wal_status
 
+    def be_standby(self) -> None:
+        """Forget what the daemon that streams measures: another one does now. Counters stay."""
+        self.wal_end_lsn = self.received_lsn = self.published_lsn = self.confirmed_lsn = 0
+        self.frontier_lsn = self.seq = 0
+        self.pending_events = self.pending_bytes = 0
+        self._newest_seconds, self._moved_at = 0.0, self._now()
+        self.feedback_at = self._source = None
+        self.incremental_snapshots = self.all_incremental_snapshots = list
+        self.incomplete_topics, self.wrong_policies, self.compaction_held = [], {}, []
+
     def reconnected(self, reason: str) -> None:
         """Count a reconnect; `reason` is an error's class name or another fixed word."""
         self.reconnects[reason] = self.reconnects.get(reason, 0) + 1

@@ -146,13 +146,16 @@ class SourceMonitor:
         if slot is not None and slot.failover:
             findings += retention.judge_standbys(read_standby_slots(sql, server))
         self._columns.announce(sql, self._completeness.newest_versions())
-        self._metrics.incomplete_topics = read_incomplete(sql, config, self._completeness)
+        incomplete = read_incomplete(sql, config, self._completeness)
+        if self._over.is_set():  # another session's monitor, or daemon, may be reporting by now
+            return
+        self._metrics.incomplete_topics = incomplete
         self._metrics.source_checked(server.timeline, kept, holders)
         self._report(findings)
 
     def _report(self, findings: list[Finding]) -> None:
         """Report the findings, and log each once while it lasts."""
-        if self._over.is_set():  # another session's monitor may be reporting by now
+        if self._over.is_set():  # as above
             return
         self._health.warn(findings)
         about = {(each.check, each.fix): each for each in findings}

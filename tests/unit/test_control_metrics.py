@@ -105,6 +105,37 @@ def test_a_log_that_takes_nothing_lags_more_and_more() -> None:
     assert noted(300) == 0
 
 
+def test_a_daemon_that_became_a_standby_shows_what_a_new_standby_does() -> None:
+    """Otherwise its last values would age for ever, and alert for nothing."""
+    clock = [100.0]
+    streamed, new = Metrics(now=lambda: clock[0]), Metrics(now=lambda: clock[0])
+    made = position(seq=5, end_lsn=200, committed_at_us=0)
+    streamed.committed(made, BatchContents(1, 1, 150), Moments(received=0.0, handed_over=0.0))
+    streamed.note_stream(
+        wal_end=300, received=250, confirmed=100, feedback_at=100.0, pending_events=3,
+        pending_bytes=30,
+    )  # fmt: skip
+    streamed.source_checked(1, None, [])
+    streamed.wrong_policies, streamed.compaction_held = {"t": "delete"}, ["lake"]
+    assert gauges(streamed) != gauges(new)
+    streamed.be_standby()
+    clock[0] += 3_600
+    assert gauges(streamed) == gauges(new)
+    assert (streamed.wrong_policies, streamed.compaction_held) == ({}, [])
+    assert samples(streamed)["lockstep_events_total"] == 1, "counters stay"
+
+
+def gauges(metrics: Metrics) -> dict[str, float]:
+    """Return the gauges of the pipeline."""
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if family.type == "gauge" and family.name.startswith("lockstep_")
+        if not family.name.endswith("_created")
+    }
+
+
 def test_what_is_unknown_is_absent() -> None:
     assert "lockstep_feedback_age_seconds" not in samples(Metrics())
 
