@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cdc.errors import GapError
 from cdc.events import LSN, row_key
 from cdc.log import compaction, names, reader, records
 from cdc.log.dead_letters import DeadLetterAssembler, Pointer
-from cdc.log.partitions import OffsetRange
+from cdc.log.partitions import OffsetRange, Partition
 from cdc.log.ranges import RangeReader
 from cdc.log.row_keys import log_keys, one_table
 from cdc.log.row_versions import RowEvent, VersionSource, version_fields
 from cdc.log.table_cuts import expect_counted
+from cdc.operate.followers import NEW_ARCHIVE
 from lockstep.jobs.archiving.rows import key_hash
 from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.archiving.seam import lost_after
 from lockstep.jobs.cuts.reduce import lsn_of
 from lockstep.sinks.contract import Applied
 from lockstep.sinks.delta import lake
@@ -73,7 +76,8 @@ class ArchivedVersion(msgspec.Struct, frozen=True, kw_only=True):
 def history(config: Config, table: str, key: str) -> list[ArchivedVersion]:
     """Return every version of the row, oldest first.
 
-    Raises CompactedError if Kafka has compacted what is not archived.
+    Raises CompactedError if Kafka has compacted what is not archived, GapError if it has deleted
+    some of it.
     """
     archive = opened(config) if config.archive.path else None
     if archive is not None and not archive.find():
@@ -172,7 +176,7 @@ class InTopics:
     name = "topic"
 
     def __init__(self, config: Config, applied: Applied) -> None:
-        self._config, self._ends, self._seq = config, applied.end_of, applied.seq
+        self._config, self._applied = config, applied
         self._reader = RangeReader(config)
 
     def close(self) -> None:
@@ -183,7 +187,7 @@ class InTopics:
 
     def events(self, topic: str, keys: set[bytes]) -> Iterator[bytes]:
         if compaction.is_compacted(self._config, topic):
-            expect_counted(self._config, topic, self._seq)
+            expect_counted(self._config, topic, self._applied.seq)
         for key, value in self._records(topic):
             if value is not None and (key in keys or (key is None and _event(value).op == "t")):
                 yield value
@@ -207,15 +211,30 @@ class InTopics:
     def _records(self, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
         resume = reader.read_resume(self._config)
         count = resume[0].partitions.get(topic, 1) if resume else 1
-        places = [(topic, number) for number in range(count)]
-        left = {}
+        places, ends = [(topic, number) for number in range(count)], self._applied.end_of
+        left, late = dict[Partition, OffsetRange](), dict[Partition, int]()
         for place in places:
-            there = self._reader.confirmed_if_exists(place)
+            there, archived = self._reader.confirmed_if_exists(place), ends.get(place, 0)
             if there is not None:  # the archive has the events of a deleted topic
-                left[place] = OffsetRange(max(there.start, self._ends.get(place, 0)), there.end)
+                left[place] = OffsetRange(max(there.start, archived), there.end)
+                if there.start > archived:
+                    late[place] = there.start
+        self._expect_joined(topic, late)
         for _, messages in self._reader.pieces(left):
             for message in messages:
                 yield row_key(message.key()), message.value()
+
+    def _expect_joined(self, topic: str, late: dict[Partition, int]) -> None:
+        """Raise GapError if the log has deleted events that the archive lacks."""
+        # Without an archive there is what the log has. A missing dead letter is an error elsewhere.
+        if not self._applied.place or topic == names.dead_topic(self._config.prefix):
+            return
+        if (lost := lost_after(self._config, self._applied, late)) is not None:
+            raise GapError(
+                f"the archive ends at {self._applied.lsn}, and {lost[0]} [{lost[1]}] has deleted"
+                " events after it: what happened to the row in between is not known",
+                hint=NEW_ARCHIVE,
+            )
 
 
 def _letter(pointer: Pointer, found: Iterable[tuple[int, bytes | None, bytes | None]]) -> bytes:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from cdc.events import LSN
 from cdc.log import names
 from lockstep.jobs.apply.refilling import shortened
+from lockstep.jobs.archiving.seam import lost_after
 from lockstep.jobs.compacting import past, restoring
 from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.restoring import Restoring
 from lockstep.jobs.cuts.frontiers import FrontierFinder
-from lockstep.jobs.generations.seam import lost_after
 from lockstep.sinks.contract import discard
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.archiving import describing, proving, running, upkeep, versions
 from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
 from tests.fixtures.archived import Archived
-from tests.fixtures.daemon import NewPipeline
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 
 TABLES = (
     "CREATE TABLE users (id int PRIMARY KEY, name text)",
@@ -153,6 +153,22 @@ def test_a_row_has_every_version_with_its_author_from_archive_and_topics(
     assert versions.history(made.config, "public.users", '{"id": 7}') == [
         replace(each, held_by="archive") for each in found
     ]
+    _expect_described(made, archived)
+    made.database.execute(
+        "INSERT INTO users VALUES (7, 'again')",
+        "UPDATE users SET name = 'c' WHERE id = 7",
+    )
+    archived.log_reach()
+    assert made.daemon.term() == 0
+    topic = names.data_topic(made.config.prefix, "public", "users")
+    count = made.resume()[0].partitions[topic]
+    ends = reader.end_offsets(made.config, [(topic, number) for number in range(count)])
+    topics.delete_records(topics.admin(made.config), ends)
+    with pytest.raises(GapError, match="has deleted events after it"):
+        versions.history(made.config, "public.users", "7")
+
+
+def _expect_described(made: PipelineUnderTest, archived: Archived) -> None:
     described = describing.describe(made.config)
     assert (described["lag_events"], described["seq"]) == (0, archived.position().applied.seq)
     assert described["records"] == len(archived.stored()) + described["cuts"]
