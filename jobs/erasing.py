@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc import failpoints
 from cdc.errors import ConfigError
-from cdc.log import follower_reports, topics
+from cdc.log import follower_reports, group_records, group_states, topics
 from cdc.log.ranges import RangeReader
 from cdc.log.row_keys import log_keys
 from cdc.operate.commands import acknowledge
@@ -167,7 +167,15 @@ class Erasing:
     def _delete_records(
         self, archive: ArchiveTable, left: dict[Partition, tuple[int, int]]
     ) -> None:
-        """Delete the topics' records up to the erased ones, once no follower needs them."""
+        """Delete the topics' records up to the erased ones, once nothing needs them."""
+        client = topics.admin(self._config)
+        ends = {place: offset + 1 for place, (_, offset) in left.items()}
+        self._expect_applied(archive)
+        self._expect_acknowledged(client, ends)
+        topics.delete_records(client, ends)
+        failpoints.reach("erase_emptied")
+
+    def _expect_applied(self, archive: ArchiveTable) -> None:
         last = max(each.last_seq for each in erasing.erasures(self._config, archive))
         reports = follower_reports.read(self._config)
         for name in self._config.followers:
@@ -176,9 +184,22 @@ class Erasing:
                     f"{name} has not applied seq {last} yet: it would lose events of the topics",
                     hint="let it catch up, and erase again; archive and bases are done",
                 )
-        ends = {place: offset + 1 for place, (_, offset) in left.items()}
-        topics.delete_records(topics.admin(self._config), ends)
-        failpoints.reach("erase_emptied")
+
+    def _expect_acknowledged(self, client: topics.Admin, ends: dict[Partition, int]) -> None:
+        """Raise ConfigError if a group lacks some. How far a queue is can't be asked of Kafka."""
+        for record in group_records.read(self._config).values():
+            committed = group_states.state(client, self._config, record).committed
+            lacks = [
+                (at, committed[at]) for at, end in ends.items() if committed.get(at, end) < end
+            ]
+            if lacks:
+                (topic, number), offset = lacks[0]
+                raise ConfigError(
+                    f"the group {record.group} has not acknowledged {topic} [{number}] from offset"
+                    f" {offset} on: it would lose events of the topics",
+                    hint="let it catch up, and erase again; archive and bases are done. If nobody"
+                    f" needs it: `cdc group remove {record.group}`",
+                )
 
     def _acknowledged(self, emptied: set[str]) -> int | None:
         """Start a new epoch if retention had promised what was deleted; return its number."""

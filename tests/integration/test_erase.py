@@ -27,7 +27,8 @@ from pyspark.sql import SparkSession
 
 from cdc import failpoints
 from cdc.errors import ConfigError
-from cdc.log import reader, topics
+from cdc.log import groups, reader, topics
+from cdc.log.groups import Group
 from cdc.runtime import spark as files
 from lockstep.jobs.archiving import erasing, layout, proving
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic, key_hash, of_erasure
@@ -234,6 +235,11 @@ def test_an_erased_row_is_found_nowhere_and_every_proof_still_closes(kept: Kept)
     kept.archived.pipeline.start().wait_ready()
     kept.follow()
     kept.archived.pipeline.daemon.term()
+    with closing(Group(kept.config, "app", sorted(kept.logged(marker)), "beginning")):
+        pass  # acknowledges nothing
+    with pytest.raises(ConfigError, match="the group app has not acknowledged"):
+        Erasing(kept.config, "public.users", f"new-{marker}", with_topics=True).run()
+    groups.remove(kept.config, "app")
     kept.kill(failpoints.ERASE_TOPICS_NAMES[0], "--topics", "--", "public.users", f"new-{marker}")
     again = kept.erase(f"new-{marker}", "--topics")
     assert (again["erasure"], again["topics"], again["epoch"]) == (None, [], 2)
