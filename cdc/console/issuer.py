@@ -2,10 +2,10 @@
 
 The keys are from a file, a URL, or the URL that the issuer's discovery document names. They are
 cached, and read again for a key that is not known: a client that sends tokens with invented keys
-causes one reading each 10 s, and few of its requests wait for that. Keys are used for a day after
-readings fail, so that an issuer that is away for a while keeps nobody out; each reading replaces
-them all, so that a key that was withdrawn is refused an hour later at most. A document that is read
-from a URL is small, complete within 5 s, and no redirect.
+causes one reading each 10 s, and few of its requests wait for that. Each reading replaces all keys,
+and after an hour a request waits for one, so that a key that was withdrawn is refused an hour later
+at most. Keys are used for a day after readings fail, so that an issuer that is away for a while
+keeps nobody out. A document that is read from a URL is small, complete within 5 s, and no redirect.
 
 https://www.rfc-editor.org/rfc/rfc7517, https://openid.net/specs/openid-connect-discovery-1_0.html
 """
@@ -95,7 +95,7 @@ class Issuer:
         if found is not None and age <= FRESH_SECONDS:
             return found
         reading = self._read_again()
-        if found is None and reading is not None and self._waiting < MOST_WAITING:
+        if reading is not None and self._waiting < MOST_WAITING:
             self._waiting += 1
             try:
                 await asyncio.shield(reading)
