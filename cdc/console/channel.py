@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import orjson
 
 from cdc.console.filters import Sent
-from cdc.errors import CDCError, GapError
+from cdc.errors import CDCError, GapError, Policy
 from cdc.log.frontier_search import FrontierSearch
 from cdc.log.table_cuts import ReadStart, TableCuts, oldest_seq, start_at
 
@@ -37,10 +37,12 @@ KEPT_BYTES: Final = 32 << 20
 # What is small is kept so long, for clients that come back.
 _KEPT_SECONDS: Final = 300.0
 # Changes are collected for this long, so that a thousand clients get four writes a second each.
-_GATHER_SECONDS: Final = 0.25
+GATHER_SECONDS: Final = 0.25
 # A frontier without changes of the table is shown so often.
-_FRONTIER_SECONDS: Final = 1.0
-_AGAIN_SECONDS: Final = 3.0
+FRONTIER_SECONDS: Final = 1.0
+AGAIN_SECONDS: Final = 3.0
+# An error that may be temporary ends the streams once nothing could be read for so long.
+FAILING_SECONDS: Final = 30.0
 # How far before a client that comes back a reader starts: others come back with it, from earlier.
 _BACK_OFFSETS: Final = 2_000
 
@@ -94,6 +96,7 @@ class Channel:
     ) -> None:
         """Start at the newest frontier, or somewhat `earlier`; blocks for a moment."""
         self.error = ""  # why the table can't be followed any more
+        self.reason = ""  # of `closed`, once there is an error: `gap` or `error`
         self._config, self._topic, self._changed = config, topic, changed
         with closing(FrontierSearch(config)) as search:
             newest = start_at(search, None)
@@ -109,6 +112,7 @@ class Channel:
         self._next = 0  # the number of the next chunk
         self._bytes = 0
         self._lock = threading.Lock()
+        self._failing_since: float | None = None  # monotonic; None while it is read
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cdc-console-stream", daemon=True)
         self._thread.start()
@@ -160,16 +164,29 @@ class Channel:
             try:
                 self._follow()
             except GapError as error:
-                self.error = f"{error.what}; {error.hint}"
+                self._end("gap", f"{error.what}; {error.hint}")
             except CDCError as error:
-                log.debug("cannot follow a table", extra={"fields": {"error": error.what}})
+                if self._is_lasting(error):
+                    self._end("error", f"{error.what}; {error.hint}")
             except Exception as error:
-                self.error = f"a bug: {type(error).__name__}"
                 log.exception("cannot follow a table")
+                self._end("error", f"a bug: {type(error).__name__}")
             if self.error:
-                self._changed()
                 return
-            self._over.wait(_AGAIN_SECONDS)
+            self._over.wait(AGAIN_SECONDS)
+
+    def _is_lasting(self, error: CDCError) -> bool:
+        """Return whether an error ends the streams; the first of a series is logged."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+            fields = {"topic": self._topic, "error": error.what, "to_do": error.hint}
+            log.warning("cannot follow a table", extra={"fields": fields})
+        return error.policy is Policy.HALT or now - self._failing_since >= FAILING_SECONDS
+
+    def _end(self, reason: str, error: str) -> None:
+        self.reason, self.error = reason, error  # in this order: clients look at the error first
+        self._changed()
 
     def _follow(self) -> None:
         start = self._start
@@ -179,20 +196,24 @@ class Channel:
         with closing(TableCuts(self._config, self._topic, start)) as cuts:
             low = self._seq
             held: TableCut | None = None
-            shown_at = 0.0
-            while not self._over.wait(_GATHER_SECONDS):
-                for cut in cuts.read(_FRONTIER_SECONDS):
+            shown_at, began = 0.0, time.monotonic()
+            while not self._over.wait(GATHER_SECONDS):
+                for cut in cuts.read(FRONTIER_SECONDS):
                     held = after(cut, low)
                     # Within a large transaction, and with changes: at once.
                     if held.changes or held.frontier is None:
                         low, held, shown_at = self._show(held), None, time.monotonic()
                     if self._over.is_set():
                         return
-                if held and time.monotonic() - shown_at >= _FRONTIER_SECONDS:
+                if held and time.monotonic() - shown_at >= FRONTIER_SECONDS:
                     low, held, shown_at = self._show(held), None, time.monotonic()
+                if time.monotonic() - began > FAILING_SECONDS:
+                    self._failing_since = None  # nothing new is no error
 
     def _show(self, cut: TableCut) -> int:
         chunk = chunk_of(self._next, cut)
+        if cut.high > self._seq:
+            self._failing_since = None
         with self._lock:
             self._chunks.append(chunk)
             self._next += 1

@@ -127,7 +127,7 @@ class Streams:
             if seq is None:
                 seq = max(channel.high, channel.newest)
             await self._reached(followed, seq)
-            client = _Client(request.scope, receive, send, followed, wanted, seq)
+            client = Client(request.scope, receive, send, followed, wanted, seq)
             if channel.number_after(seq) is None:
                 await client.read_backlog(self.hub, table, self._backlogs)
             await client.follow()
@@ -201,7 +201,7 @@ class _Answer:
         await self._streams.answer(self._request, receive, send)
 
 
-class _Client:
+class Client:
     """One stream: from its position on, until it ends."""
 
     def __init__(
@@ -289,7 +289,7 @@ class _Client:
                 number = chunks[-1].number + 1
                 await self._write(chunks)
             elif channel.error:
-                await self._close("gap", channel.error)
+                await self._close(channel.reason, channel.error)
                 return
             elif not await _wait(event, _ALIVE_SECONDS):
                 await self._put(b":\n\n", time.monotonic() + LAG_SECONDS)

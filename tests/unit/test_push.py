@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
-from cdc.console.channel import after, chunk_of
+from cdc.console import channel
+from cdc.console.channel import Channel, after, chunk_of
 from cdc.console.filters import Sent, StreamFilter, parse
-from cdc.errors import ConfigError
+from cdc.console.stream import Client
+from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN
 from cdc.log.records import FrontierRecord, SchemaColumn, SchemaRecord
-from cdc.log.table_cuts import LoggedChange, TableCut
+from cdc.log.table_cuts import LoggedChange, ReadStart, TableCut
+from tests.fixtures.daemon import wait_until
 from tests.unit.test_console import ask
 
 
@@ -106,11 +113,15 @@ def test_values_are_sent_as_the_log_has_them() -> None:
     assert StreamFilter().matches(sent)
 
 
-def test_what_was_shown_already_is_cut_off_after_a_reconnect_to_the_log() -> None:
-    record = FrontierRecord(
-        pipeline="p", epoch=1, lsn=LSN(9), seq=5, committed_at_us=1, partitions=()
+def frontier(seq: int) -> FrontierRecord:
+    return FrontierRecord(
+        pipeline="p", epoch=1, lsn=LSN(9), seq=seq, committed_at_us=1, partitions=()
     )
-    cut = TableCut(2, 5, [change(each, "c", after={"id": 1}) for each in (3, 4, 5)], record)
+
+
+def test_what_was_shown_already_is_cut_off_after_a_reconnect_to_the_log() -> None:
+    changes = [change(each, "c", after={"id": 1}) for each in (3, 4, 5)]
+    cut = TableCut(2, 5, changes, frontier(5))
     left = after(cut, 4)
     assert ([each.seq for each in left.changes], left.low, left.high) == ([5], 4, 5)
     chunk = chunk_of(1, left)
@@ -125,3 +136,97 @@ def test_streams_need_the_token_and_refuse_other_sites_as_all_data() -> None:
     assert ask("/stream/public.t", sec_fetch_site="cross-site")[0] == 403
     assert ask("/stream/public.t", origin="http://evil.example")[0] == 403
     assert ask("/stream/public.t", host="evil.example")[0] == 421
+
+
+# -- a table that can't be read ------------------------------------------------------------------
+
+Follow = Callable[[Callable[[], Iterator[TableCut]]], Channel]
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch) -> Follow:
+    """Follow a table of which each look at the log yields or raises what is given."""
+
+    def followed(read: Callable[[], Iterator[TableCut]]) -> Channel:
+        def cuts(*_: object) -> object:
+            return SimpleNamespace(read=lambda _: read(), close=lambda: None)
+
+        monkeypatch.setattr(
+            channel, "FrontierSearch", lambda _: SimpleNamespace(close=lambda: None)
+        )
+        monkeypatch.setattr(channel, "start_at", lambda *_: ReadStart(0, 0, None))
+        monkeypatch.setattr(channel, "TableCuts", cuts)
+        config: Any = None
+        return Channel(config, "p.public.t", 1, lambda: None, earlier=False)
+
+    monkeypatch.setattr(channel, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(channel, "FRONTIER_SECONDS", 0.001)
+    monkeypatch.setattr(channel, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(channel, "FAILING_SECONDS", 0.5)
+    return followed
+
+
+def closed(followed: Channel) -> tuple[str, str]:
+    """Return the reason and the error with which a client's stream ends."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:  # noqa: ANN401 - ASGI
+        sent.append(message)
+
+    async def run() -> None:
+        at: Any = SimpleNamespace(channel=followed, event=asyncio.Event())
+        receive: Any = asyncio.Event().wait
+        async with asyncio.timeout(30):
+            await Client(
+                {"type": "http", "method": "GET"}, receive, send, at, StreamFilter(), 0
+            ).follow()
+
+    asyncio.run(run())
+    last = orjson.loads(sent[-1]["body"].partition(b"event: closed\ndata: ")[2])
+    return last["reason"], last["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "shown", "least_seconds"),
+    [
+        (GapError("it lacks", hint="look"), "gap", "it lacks; look", 0.0),
+        (CDCError("no event", hint="look"), "error", "no event; look", 0.0),
+        (UnavailableError("damaged", hint="look"), "error", "damaged; look", 0.5),
+        (ValueError("evil"), "error", "a bug: ValueError", 0.0),
+    ],
+)
+def test_a_table_that_cannot_be_read_ends_its_streams_with_the_reason(
+    error: Exception,
+    reason: str,
+    shown: str,
+    least_seconds: float,
+    follow: Follow,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def read() -> Iterator[TableCut]:
+        raise error
+
+    began = time.monotonic()
+    followed = follow(read)
+    wait_until(lambda: followed.error, "the streams stay open", pause=0.01)
+    assert time.monotonic() - began >= least_seconds
+    assert [each.message for each in caplog.records].count("cannot follow a table") == (
+        reason == "error"
+    )
+    assert closed(followed) == (reason, shown)
+
+
+def test_a_table_that_can_be_read_again_keeps_its_streams(follow: Follow) -> None:
+    seq = 0
+
+    def read() -> Iterator[TableCut]:
+        nonlocal seq
+        seq += 1
+        if seq % 2:
+            raise UnavailableError("no broker answers", hint="wait")
+        yield TableCut(seq - 1, seq, [], frontier(seq))
+
+    followed = follow(read)
+    wait_until(lambda: seq > 150, "it is not tried again", pause=0.01)
+    assert followed.error == ""
+    followed.close()
