@@ -24,7 +24,7 @@ from cdc import __version__
 from cdc.console.actions import Actions
 from cdc.console.collector import STALE_SECONDS
 from cdc.console.explain import Explainer
-from cdc.console.feed import MOST_PER_SECOND, Filter
+from cdc.console.feed import MOST_KEY_CHARACTERS, MOST_PER_SECOND, Filter
 from cdc.console.guard import VIEWER
 from cdc.errors import CDCError, ConfigError
 
@@ -49,7 +49,6 @@ _LOOK_SECONDS: Final = 0.25
 # How often a stream reports the rate, so that a proxy and the page see that it is alive.
 _REPORT_SECONDS: Final = 1.0
 _MOST_AT_ONCE: Final = 100
-_MOST_CHARACTERS: Final = 1_000
 _MOST_BODY_BYTES: Final = 8_192
 _EVENTS: Final = "text/event-stream"
 _PAGE: Final = {
@@ -184,7 +183,7 @@ class _Console:
 
     async def explain(self, request: Request) -> Response:
         given = [request.query_params.get(name, "") for name in ("table", "key", "before")]
-        if not all(given[:2]) or max(map(len, given)) > _MOST_CHARACTERS:
+        if not all(given[:2]) or max(map(len, given)) > MOST_KEY_CHARACTERS:
             return _json({"error": "give a table (schema.table) and a key"}, 400)
         try:
             return _json(await self._explainer.versions(*given))

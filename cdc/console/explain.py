@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.console import commands
+from cdc.console.feed import exact
 from cdc.console.key_search import KeySearch
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ class Explainer:
         """Return the newest versions of a row, oldest first, and how many there are.
 
         Without an archive also `searched`: how far back they are complete, and as `before` where a
-        further search continues. Raises ConfigError where table or key is not in the log,
-        UnavailableError where it takes too long or the brokers do not answer.
+        further search continues. Integers that a browser would round are text. Raises ConfigError
+        where table or key is not in the log, UnavailableError where it takes too long or the
+        brokers do not answer.
         """
         async with self._turn:
             if self._config.archive.path is None:
                 search = KeySearch(self._config, table, key, before, self._indexer)
-                return await asyncio.to_thread(search.run)
+                answer = await asyncio.to_thread(search.run)
+                return answer | {"versions": exact(answer["versions"])}
             words = ("history", "--json", "--", table, key)
             found = await commands.listed(self._config_path, words)
-        return {"count": len(found), "versions": found[-_MOST_VERSIONS:], "searched": None}
+        versions = exact(found[-_MOST_VERSIONS:])
+        return {"count": len(found), "versions": versions, "searched": None}

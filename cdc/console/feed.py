@@ -38,6 +38,10 @@ _AGAIN_SECONDS: Final = 3.0
 # Of a value and of a row: the page shows what fits, `cdc tail --json` and `cdc dead` have the rest.
 _VALUE_CHARACTERS: Final = 400
 _MOST_COLUMNS: Final = 100
+# Of a key that can be asked for, in `/api/explain`'s address.
+MOST_KEY_CHARACTERS: Final = 1_000
+# A browser's numbers are doubles: of integers above this it shows, and asks for, another.
+_MOST_INTEGER: Final = 1 << 53
 
 
 class FeedEntry(NamedTuple):
@@ -178,6 +182,7 @@ class Feed:
         is_row = event["op"] != "m"
         table = names.table_name(self._config.prefix, arrived.topic) if is_row else ""
         key = orjson.loads(arrived.key) if arrived.key else None
+        text = arrived.key.decode(errors="replace") if arrived.key else ""
         dead = source.get("dead")
         body = {
             "seq": source["seq"],
@@ -187,14 +192,24 @@ class Feed:
             "op": event["op"],
             "table": table,
             "key": shortened(key),
+            # As the log has it, to ask for the row.
+            "key_text": text if 0 < len(text) <= MOST_KEY_CHARACTERS else None,
             "before": shortened(event.get("before")),
             "after": shortened(event.get("after")),
             "unchanged": list(source.get("unchanged", ())),
             "dead": dead and dead["columns"],
             "prefix": (event.get("message") or {}).get("prefix"),
         }
-        text = arrived.key.decode(errors="replace") if arrived.key else ""
         return FeedEntry(0, table, event["op"], text, orjson.dumps(body))
+
+
+def exact(value: object) -> object:
+    """Return JSON in which the integers that a browser would round are text."""
+    if isinstance(value, dict):
+        return {name: exact(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [exact(each) for each in value]
+    return str(value) if isinstance(value, int) and abs(value) > _MOST_INTEGER else value
 
 
 def shortened(row: object) -> object:
@@ -210,6 +225,6 @@ def _first(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 def _short(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
-        return value
+        return exact(value)
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"

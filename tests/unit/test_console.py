@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from msgspec import structs
 
@@ -302,6 +303,29 @@ def test_a_long_value_is_cut_and_a_short_one_is_as_it_is(followed: feed.Feed) ->
     assert isinstance(cut, dict)
     assert len(cut["a"]) == len(cut["e"]) == 401
     assert (cut["b"], cut["c"], cut["d"]) == ("<img>", None, True)
+
+
+def test_an_integer_that_a_browser_would_round_is_text_and_the_key_is_the_logs(
+    followed: feed.Feed,
+) -> None:
+    key = b'{"id":9007199254740993,"doc":{"n":-9007199254740995}}'
+    row = {"id": 9_007_199_254_740_993, "low": -(1 << 63), "small": 1 << 53, "is": True}
+    take(followed, arrived(1, **row)._replace(key=key))
+    body = orjson.loads(followed.since(0, feed.Filter(), 9)[0][0].body)
+    assert body["key_text"] == key.decode()
+    assert body["key"]["id"] == "9007199254740993"
+    assert body["after"] == row | {"id": "9007199254740993", "low": str(-(1 << 63))}
+    assert feed.exact([row, {"doc": [key.decode(), {"n": 1 << 60}]}]) == [
+        body["after"], {"doc": [key.decode(), {"n": str(1 << 60)}]}
+    ]  # fmt: skip
+
+
+def test_a_key_that_is_too_long_to_be_asked_for_is_shown_alone(followed: feed.Feed) -> None:
+    for number, length in enumerate((500, feed.MOST_KEY_CHARACTERS)):
+        key = orjson.dumps({"id": "x" * length})
+        take(followed, arrived(number)._replace(key=key))
+    texts = [orjson.loads(each.body)["key_text"] for each in followed.since(0, feed.Filter(), 9)[0]]
+    assert texts == [orjson.dumps({"id": "x" * 500}).decode(), None]
 
 
 # -- rates ---------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ function change(found, explain) {
     element("strong", {}, found.table || found.prefix || ""),
     element("span", { class: "code" }, found.key ? Object.entries(found.key).map(([name, value]) => `${name}=${text(value)}`).join(" ") : ""),
     element("span", { class: "quiet" }, `${at.toLocaleTimeString()} · seq ${found.seq} · ${found.lsn} · published after ${duration(found.late_ms / 1000)}`));
-  if (found.key && found.table) {
+  if (found.key_text && found.table) {
     const button = element("button", { type: "button", class: "link", "aria-label": `Explain ${found.table}` }, "explain");
-    button.addEventListener("click", () => explain(found.table, JSON.stringify(found.key)));
+    button.addEventListener("click", () => explain(found.table, found.key_text));
     head.append(button);
   }
   const item = element("li", {}, head, row(found.before, found.after, found.unchanged));
