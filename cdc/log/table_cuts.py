@@ -5,15 +5,14 @@ returned, the events in it were counted and are as many as the frontier says: wh
 somebody has deleted raises GapError, and is never skipped. The rows of an initial snapshot, whose
 seqs do not ascend in a partition, are left out.
 
-A cut of any size needs bounded memory: above `MOST_CHANGES` its partitions are read again side by
-side and merged.
+A cut of any size needs bounded memory: above `MOST_CHANGES` or `MOST_BYTES` its partitions are read
+again side by side and merged.
 """
 
 from __future__ import annotations
 
 import heapq
 from contextlib import ExitStack, closing
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
 
 # Frontiers are read together up to so many changes of the table.
 MOST_CHANGES: Final = 20_000
+# Of values, as a row may have any size; a part of what is larger has fewer, so that a reader that
+# keeps so many bytes of the newest has several.
+MOST_BYTES: Final = 32 << 20
+PART_BYTES: Final = 8 << 20
 # Where the first change of a partition is unknown, so many offsets before its end are searched,
 # then more: in addition to events there are tombstones, markers and aborted records.
 _LOOK_BACK: Final = 200
@@ -206,19 +209,40 @@ class TableCuts:
         # Where the reader starts, the seq before may not be known.
         last, low = group[-1], group[0].above
         counts = {each: events for each, events in counts.items() if events}
-        if sum(counts.values()) > MOST_CHANGES:
+        changes = self._small(ends, counts, low)
+        if changes is None:
             low = yield from self._large(ends, counts, last, low)
-            changes = []
-        else:
-            found = [self._located(each, ends[each], counts[each], low) for each in counts]
-            changes = sorted(change for part in found for change in part)
         self._ends.update(ends)
-        yield TableCut(low, last.seq, changes, last)
+        yield TableCut(low, last.seq, changes or [], last)
 
-    def _located(self, partition: Partition, end: int, events: int, low: int) -> list[LoggedChange]:
-        """Return a partition's changes above `low`, which must be `events`."""
+    def _small(
+        self, ends: dict[Partition, int], counts: dict[Partition, int], low: int
+    ) -> list[LoggedChange] | None:
+        """Return a cut's changes; None if they are too many, or too large."""
+        if sum(counts.values()) > MOST_CHANGES:
+            return None
+        changes: list[LoggedChange] = []
+        left = MOST_BYTES
+        for each, events in counts.items():
+            found = self._located(each, ends[each], events, low, left)
+            if found is None:
+                return None
+            changes += found
+            left -= sum(len(change.value) for change in found)
+        return sorted(changes)
+
+    def _located(
+        self, partition: Partition, end: int, events: int, low: int, most_bytes: int
+    ) -> list[LoggedChange] | None:
+        """Return a partition's changes above `low`, which must be `events`.
+
+        None if they, or what has to be read to find them, are more than `most_bytes`.
+        """
         for start in self._starts(partition, end, events):
-            [found] = (self._ranges.read({partition: OffsetRange(start, end)}) or {}).values()
+            read = self._ranges.read({partition: OffsetRange(start, end)}, most_bytes)
+            if read is None:
+                return None
+            found = read[partition]
             changes = [
                 LoggedChange(seq, key, value)
                 for key, value in zip(found.keys, found.values, strict=True)
@@ -254,11 +278,11 @@ class TableCuts:
             for each, events in counts.items():
                 wanted = OffsetRange(self._first(each, ends[each], events, low), ends[each])
                 self._ranges.expect_complete(each, wanted)
-                # One that does not skip what is deleted meanwhile.
-                consumer = stack.enter_context(closing(LogConsumer(self._config)))
+                # One that does not skip what is deleted meanwhile; each fetches ahead.
+                consumer = LogConsumer(self._config, fetches_little=True)
+                stack.enter_context(closing(consumer))
                 streams.append(_changes(consumer, each, wanted, low))
-            merged = heapq.merge(*streams)
-            while part := list(islice(merged, MOST_CHANGES)):
+            for part in _parts(heapq.merge(*streams)):
                 assert part[-1].seq <= last.seq
                 yield TableCut(low, part[-1].seq, part, None)
                 low = part[-1].seq
@@ -316,6 +340,20 @@ def _changes(
             value = message.value()
             if value is not None and (seq := _seq(value, partition[0])) > low:
                 yield LoggedChange(seq, row_key(message.key()), value)
+
+
+def _parts(changes: Iterable[LoggedChange]) -> Iterator[list[LoggedChange]]:
+    """Yield changes in parts of bounded number and bytes; a larger change is one by itself."""
+    part: list[LoggedChange] = []
+    size = 0
+    for each in changes:
+        if part and (len(part) >= MOST_CHANGES or size + len(each.value) > PART_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += len(each.value)
+    if part:
+        yield part
 
 
 def _seq(value: bytes, topic: str) -> int:

@@ -117,20 +117,50 @@ def test_a_large_transaction_is_merged_from_its_partitions_in_parts(
     )
     end = reached(line, 152)
     monkeypatch.setattr(table_cuts, "MOST_CHANGES", 20)
-    topic = names.data_topic(line.config.prefix, "public", "t")
     for seq in (0, 100, 149):
-        with closing(FrontierSearch(line.config)) as search:
-            start = table_cuts.start_at(search, seq)
-        assert start is not None
-        found: list[table_cuts.TableCut] = []
-        with closing(table_cuts.TableCuts(line.config, topic, start)) as cuts:
-            while not found or found[-1].high < end:
-                found += cuts.read(1.0)
-        sizes = [len(each.changes) for each in found]
-        assert max(sizes) <= 20
-        assert [each.low for each in found[1:]] == [each.high for each in found[:-1]]
-        seqs = [change.seq for each in found for change in each.changes]
-        assert seqs == list(range(start.seq + 1, 153))
+        found = cuts_after(line, seq, end)
+        assert max(len(each.changes) for each in found) <= 20
+        assert seqs(found) == list(range(found[0].low + 1, 153))
+
+
+def test_changes_of_many_bytes_are_read_in_parts(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = pipeline(_TABLE, log={"partitions": 2})
+    line.start().wait_ready()
+    insert = "INSERT INTO t SELECT g, repeat('x', 10000) FROM generate_series({}, {}) g"
+    line.database.execute(
+        *(insert.format(first, first + 4) for first in range(0, 60, 5)),
+        insert.format(100, 159),
+        insert.format(200, 201),
+    )
+    end = reached(line, 122)
+    monkeypatch.setattr(table_cuts, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(table_cuts, "PART_BYTES", 50_000)
+    for seq in (0, 30, 119):
+        found = cuts_after(line, seq, end)
+        sizes = [sum(len(change.value) for change in each.changes) for each in found]
+        assert max(sizes) <= 200_000
+        assert seqs(found) == list(range(found[0].low + 1, 123))
+
+
+def cuts_after(line: PipelineUnderTest, seq: int, end: int) -> list[table_cuts.TableCut]:
+    """Return the cuts of the table from the frontier of a seq on, without a gap between them."""
+    topic = names.data_topic(line.config.prefix, "public", "t")
+    with closing(FrontierSearch(line.config)) as search:
+        start = table_cuts.start_at(search, seq)
+    assert start is not None
+    found: list[table_cuts.TableCut] = []
+    with closing(table_cuts.TableCuts(line.config, topic, start)) as cuts:
+        while not found or found[-1].high < end:
+            found += cuts.read(1.0)
+    assert found[0].low == start.seq
+    assert [each.low for each in found[1:]] == [each.high for each in found[:-1]]
+    return found
+
+
+def seqs(found: list[table_cuts.TableCut]) -> list[int]:
+    return [change.seq for each in found for change in each.changes]
 
 
 def in_log(line: PipelineUnderTest) -> list[int]:
