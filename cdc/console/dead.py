@@ -1,8 +1,9 @@
 """What was given up or was too large, for the panel of dead letters. Read when it is asked for.
 
 Events that webhooks and queues gave up are records in one small topic, read by a consumer that
-stays open; an answer is shared by all viewers for `_SHARED_SECONDS`. Events too large for their
-topics are in a topic with their content, so `cdc dead list` reads them, one at a time.
+stays open; an answer, or why there is none, is shared by all viewers for `SHARED_SECONDS`. Events
+too large for their topics are in a topic with their content, so `cdc dead list` reads them, one at
+a time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.console import commands
+from cdc.errors import CDCError
 from cdc.log.group_records import GroupReadings
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
 
-_SHARED_SECONDS: Final = 3.0
+SHARED_SECONDS: Final = 3.0
 # More is for the command line; undecided ones come first.
 _MOST: Final = 200
 
@@ -29,8 +31,8 @@ class DeadLetterList:
         self._config = config
         self._config_path = config_path
         self._readings: GroupReadings | None = None
-        self._given_up: dict[str, Any] = {}
-        self._read_at = -_SHARED_SECONDS
+        self._given_up: dict[str, Any] | CDCError = {}
+        self._read_at = -SHARED_SECONDS
         self._turn = asyncio.Lock()
         self._large_turn = asyncio.Lock()
 
@@ -42,9 +44,14 @@ class DeadLetterList:
     async def given_up(self) -> dict[str, Any]:
         """Return what webhooks and queues gave up and what was decided; raise CDCError."""
         async with self._turn:
-            if time.monotonic() - self._read_at >= _SHARED_SECONDS:
-                self._given_up = await asyncio.to_thread(self._read)
+            if time.monotonic() - self._read_at >= SHARED_SECONDS:
+                try:
+                    self._given_up = await asyncio.to_thread(self._read)
+                except CDCError as error:
+                    self._given_up = error
                 self._read_at = time.monotonic()
+            if isinstance(self._given_up, CDCError):
+                raise self._given_up
             return self._given_up
 
     async def large(self) -> list[Any]:

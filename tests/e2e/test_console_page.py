@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -145,6 +146,21 @@ def test_every_panel_shows_live_data_as_text_and_nothing_leaves_the_machine(
     )
     assert complaints(browser) == []
     assert requested(browser) == {("http", f"127.0.0.1:{shown.port}")}
+
+
+def test_a_console_that_stops_answering_is_unknown_and_comes_back(
+    page: Page, browser: Chrome
+) -> None:
+    shown = page()
+    click(browser, "#dead-title ~ details summary")
+    shown.process.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: text(browser, "#sentence").startswith("?"), "it stays as it was", 30)
+        assert "does not answer" in text(browser, "#sentence")
+        assert text(browser, "#age") == ""
+    finally:
+        shown.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: text(browser, "#sentence").startswith("✗"), "it stays unknown")
 
 
 def test_a_long_topic_is_searched_further_back_when_asked_for(

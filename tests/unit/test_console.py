@@ -16,12 +16,13 @@ from msgspec import structs
 from cdc.config import Config, Log, Source, load
 from cdc.config.followers import Follower
 from cdc.config.webhooks import Webhook
-from cdc.console import actions, commands, explain, feed, flow, server
+from cdc.console import actions, commands, dead, explain, feed, flow, server
 from cdc.console.collector import stale
+from cdc.console.dead import DeadLetterList
 from cdc.console.guard import HEADERS, LOOPBACK, Guard, name_of
 from cdc.console.incidents import Incidents
 from cdc.console.latency import Lateness
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, UnavailableError
 from cdc.events import LSN
 from cdc.log.completeness import IncompleteTopic
 from cdc.log.sample import Arrivals, Sample
@@ -230,6 +231,37 @@ def test_what_is_no_action_is_refused(action: str, target: str, number: str) -> 
         actions.words_of(_ACTS, action, target, number)
 
 
+def test_viewers_share_one_reading_of_dead_letters_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = 0
+
+    class Readings:
+        def __init__(self, _: Config) -> None:
+            """Need no broker."""
+
+        def read_new(self) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise UnavailableError("no broker answers", hint="wait")
+
+        def undelivered(self) -> list[Any]:
+            return []
+
+    async def run() -> None:
+        found = DeadLetterList(_ACTS, Path())
+        asked = (found.given_up() for _ in range(5))
+        for each in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(each, UnavailableError)
+        assert tries == 1
+        monkeypatch.setattr(dead, "SHARED_SECONDS", 0.0)
+        assert (await found.given_up())["count"] == 0
+
+    monkeypatch.setattr(dead, "GroupReadings", Readings)
+    asyncio.run(run())
+
+
 # -- the feed ------------------------------------------------------------------------------------
 
 
@@ -309,7 +341,12 @@ def test_an_integer_that_a_browser_would_round_is_text_and_the_key_is_the_logs(
     followed: feed.Feed,
 ) -> None:
     key = b'{"id":9007199254740993,"doc":{"n":-9007199254740995}}'
-    row = {"id": 9_007_199_254_740_993, "low": -(1 << 63), "small": 1 << 53, "is": True}
+    row: dict[str, Any] = {
+        "id": 9_007_199_254_740_993,
+        "low": -(1 << 63),
+        "small": 1 << 53,
+        "is": True,
+    }
     take(followed, arrived(1, **row)._replace(key=key))
     body = orjson.loads(followed.since(0, feed.Filter(), 9)[0][0].body)
     assert body["key_text"] == key.decode()

@@ -76,14 +76,18 @@ export function showActions(status, found, now, viewer) {
 
 export const offerTables = (tables) => offer("tables-known", tables.slice(0, 1000).map((each) => each.name));
 
-let drawn = "";
+let drawn = "", reading = false;
 async function dead() {
-  if (send === null || by("dead").closest("details").open === false) return;
+  // One at a time: a browser has few connections, and the verdict needs one.
+  if (reading || send === null || by("dead").closest("details").open === false) return;
+  reading = true;
   let found;
   try {
     found = await (await send("api/dead")).json();
   } catch (error) {
     found = { events: null, error: error.message };
+  } finally {
+    reading = false;
   }
   // Drawn again only where something changed: a button keeps the focus.
   const text = JSON.stringify([found, allowed]);

@@ -6,6 +6,10 @@ import { bar, definitions, duration, element, line, number, rate, shape, size } 
 import { follow, joined, reach, versions } from "./tail.js";
 
 const EVERY_MS = 2000;
+// Without an answer for so long, nothing is known. Commands end within a minute by themselves.
+const ANSWER_MS = 10000;
+const COMMAND_MS = 70000;
+const COMMANDS = /^api\/(explain|large)\b/;
 const TABLES_SHOWN = 200;
 const MARKS = { ok: "✓", degraded: "!", failed: "✗", unknown: "?" };
 const by = (id) => document.getElementById(id);
@@ -25,7 +29,9 @@ async function request(path, options = {}, headers = {}) {
   // Several requests run at once: an answer is about the token that was sent, not about a newer one.
   const sent = token;
   // The console has no cookies; a proxy in front of it may know its users by one.
-  const answer = await fetch(path, { ...options, headers: sent ? { ...headers, authorization: `Bearer ${sent}` } : headers, credentials: "same-origin", redirect: "manual" });
+  // The live tail has a signal of its own, and no end.
+  const signal = options.signal ?? AbortSignal.timeout(COMMANDS.test(path) ? COMMAND_MS : ANSWER_MS);
+  const answer = await fetch(path, { ...options, signal, headers: sent ? { ...headers, authorization: `Bearer ${sent}` } : headers, credentials: "same-origin", redirect: "manual" });
   if (answer.type === "opaqueredirect") return signedOut("the proxy asks for a login", answer);
   // The console's own answers are JSON; a proxy's may be a page.
   const isPage = !answer.ok && !answer.headers.get("content-type")?.startsWith("application/json");
