@@ -17,7 +17,7 @@ from cdc.cli.options import (
     time_limit,
     with_config,
 )
-from cdc.errors import CDCError, Exit, LagError
+from cdc.errors import CDCError, Exit, LagError, UnavailableError
 
 if TYPE_CHECKING:
     from cdc.client import Client, FollowerLag
@@ -109,6 +109,10 @@ def _wait_with_reports(
         left = max(0.0, deadline - time.monotonic())
         try:
             return client.wait(given, names, min(left, REPORT_SECONDS))
+        except UnavailableError as error:  # the log does not answer for a moment
+            if time.monotonic() >= deadline:
+                raise
+            print_waiting(error.what)
         except LagError as error:
             late = cast("tuple[FollowerLag, ...]", error.lagging)
             source = _source(config)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Between two looks of a job.
 LOOK_SECONDS: Final = 3.0
 # A look waits no longer for the brokers: the next one reads what this one did not.
-_ANSWER_SECONDS: Final = 3.0
+ANSWER_SECONDS: Final = 3.0
 
 
 class ViewRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,7 +62,7 @@ class ViewRequests(TopicReadings):
         if time.monotonic() < self._next_look:
             return []
         try:
-            self.read_new(_ANSWER_SECONDS)
+            self.read_new(ANSWER_SECONDS)
         except CDCError:  # what needs the brokers reports that they do not answer
             return []
         finally:

@@ -32,7 +32,7 @@ def test_killed_in_its_middle_it_arrives_once_and_complete_in_little_memory(
     assert position.open
     assert 1 < position.seq < _ROWS, "it died before or after the transaction"
     # Keepalives arrive, and require a reply, while a restarted walsender decodes all of it again.
-    line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '600ms'")
+    line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '3s'")
     daemon = line.start("before_commit:7")
     assert daemon.wait_exit() == -signal.SIGKILL
     assert line.resume()[1].seq > position.seq

@@ -221,6 +221,7 @@ def test_a_setup_that_races_with_a_standby_never_moves_the_log_back(
     finally:
         for daemon in line.daemons:
             daemon.kill()
+    line.released()
     # Whichever won: repeated, the command leaves a log that continues.
     subprocess.run(setup, capture_output=True, check=True, timeout=120)
     line.start(config_file=file).wait_ready()

@@ -256,6 +256,7 @@ def test_a_resume_record_that_an_open_transaction_hides_is_waited_for(
     wait_until(lambda: daemon.metric("lockstep_events_total") == 9, "the others do not arrive")
     assert line.resume()[1].seq == 1, "it is hidden"
     daemon.kill()
+    line.released()
     # Nor does the status, which compares it with the slot while no daemon works, believe it.
     about_slot = [each for each in read_status(line.config).verdict.causes if each.about == "slot"]
     assert [each.what.partition(" in topic")[0] for each in about_slot] == ["a transaction is open"]

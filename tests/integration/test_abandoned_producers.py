@@ -61,6 +61,6 @@ def test_a_batch_that_was_sent_in_part_leaves_no_thread(
         gc.collect()
         return threads_of_librdkafka() <= before
 
-    wait_until(ended, "threads are left", 30)
+    wait_until(ended, "threads are left")
     for worker in workers:
         worker.close()

@@ -38,13 +38,15 @@ _TIMED_OUT = "no answer within 1 s"
 _LONG = 8 << 20  # more than the sockets' buffers hold
 
 
-def sender(host: str, port: int, scheme: str = "http", allow: str = "127.0.0.1/32") -> Sender:
+def sender(
+    host: str, port: int, scheme: str = "http", allow: str = "127.0.0.1/32", seconds: float = 5.0
+) -> Sender:
     given = {
         "url": f"{scheme}://{host}:{port}/hook",
         "secrets": [_SECRET],
         "tables": ["public.t"],
         "allow": [allow],
-        "timeout_seconds": 1.0,
+        "timeout_seconds": seconds,
     }
     return Sender(msgspec.convert(given, Webhook))
 
@@ -81,7 +83,8 @@ _HOSTILE = {
 def test_a_hostile_receiver_holds_no_connection(attack: str) -> None:
     behaviour, why = _HOSTILE[attack]
     with HostileReceiver(behaviour) as hostile:
-        with closing(sender("127.0.0.1", hostile.port)) as found:
+        seconds = 1.0 if why == _TIMED_OUT else 5.0
+        with closing(sender("127.0.0.1", hostile.port, seconds=seconds)) as found:
             answer = sent(found)
         assert not answer.delivered
         assert why in answer.why
@@ -100,7 +103,7 @@ def test_a_hostile_receiver_holds_no_connection(attack: str) -> None:
 def test_a_body_without_end_is_cut_off_and_its_status_counts(behaviour: Behaviour) -> None:
     with (
         HostileReceiver(behaviour) as hostile,
-        closing(sender("127.0.0.1", hostile.port)) as found,
+        closing(sender("127.0.0.1", hostile.port, seconds=2.0)) as found,
     ):
         for times in (1, 2):
             assert sent(found).delivered
@@ -110,7 +113,7 @@ def test_a_body_without_end_is_cut_off_and_its_status_counts(behaviour: Behaviou
 def test_a_receiver_that_reads_slowly_holds_no_connection() -> None:
     with (
         HostileReceiver(reads_slowly) as hostile,
-        closing(sender("127.0.0.1", hostile.port)) as found,
+        closing(sender("127.0.0.1", hostile.port, seconds=1.0)) as found,
     ):
         assert sent(found, b"x" * _LONG).why == _TIMED_OUT
 
@@ -127,7 +130,7 @@ def test_the_same_limits_hold_by_tls(
         assert sent(found).delivered, "the certificate is trusted"
     with (
         HostileReceiver(behaviour, tls=server) as hostile,
-        closing(sender("localhost", hostile.port, "https", "127.0.0.0/8")) as found,
+        closing(sender("localhost", hostile.port, "https", "127.0.0.0/8", 1.0)) as found,
     ):
         assert sent(found, b"x" * _LONG).why == _TIMED_OUT
 
@@ -200,7 +203,7 @@ def test_neither_secret_nor_answer_is_in_a_senders_log(
     behaviour, _ = _HOSTILE[attack]
     with (
         HostileReceiver(behaviour) as hostile,
-        closing(sender("127.0.0.1", hostile.port)) as found,
+        closing(sender("127.0.0.1", hostile.port, seconds=1.0)) as found,
     ):
         logging.getLogger("cdc.test").info("%s", sent(found))
     assert "QUJD" not in caplog.text

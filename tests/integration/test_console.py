@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -115,13 +116,13 @@ def test_a_table_shows_how_far_its_snapshot_is(pipeline: NewPipeline, console: N
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
         "CREATE TABLE later (id int PRIMARY KEY)",
-        # Of forty seconds, if nothing stops it.
+        # Of minutes, if nothing stops it.
         snapshot={
             "mode": "initial",
             "runner": "local",
             "max_parallel": 1,
             "range_bytes": 65_536,
-            "rows_per_second": 500,
+            "rows_per_second": 100,
         },
     )
     line.start()
@@ -227,7 +228,8 @@ def test_a_client_that_sends_slowly_or_too_much_keeps_nobody_out(
         assert shown.ask("/")[0] == 200
         for each in slow[:50]:
             assert closed(each)  # at once: with more than a hundred the oldest leave
-        assert time.monotonic() - began < 8
+        others = select.select(slow[50:], [], [], 0)[0]
+        assert not others or time.monotonic() - began >= 8
         for each in slow:
             assert closed(each)
     assert shown.ask("/", x_large="x" * 20_000)[0] == 431

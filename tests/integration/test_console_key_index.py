@@ -198,7 +198,7 @@ def test_records_that_were_deleted_are_not_found_and_leave_the_index(
         written.database.execute("UPDATE users SET name = 'd' WHERE id = 7")
         logged(written, ROWS + 4)
         assert seqs(search(written, indexer)) == [ROWS + 4]
-        wait_until(lambda: index.indexed(OffsetRange(0, 1 << 40)) < 20_000, "it stays", 30)
+        wait_until(lambda: index.indexed(OffsetRange(0, 1 << 40)) < 20_000, "it stays")
         assert index.bytes_on_disk <= was
 
 
@@ -209,7 +209,7 @@ def test_indexing_takes_a_share_of_the_time(
     monkeypatch.setattr(key_indexer, "SHARE", 0.1)
     with indexing(written.config) as indexer:
         search(written, indexer)
-        wait_until(lambda: indexer.indexes, "it does not begin", 30)
+        wait_until(lambda: indexer.indexes, "it does not begin")
         began, cpu = time.monotonic(), time.process_time()
         time.sleep(3.0)
         assert (time.process_time() - cpu) / (time.monotonic() - began) < 0.35

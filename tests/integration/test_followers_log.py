@@ -70,6 +70,7 @@ def test_requests_are_read_by_the_job_that_runs_and_are_no_reports(
 ) -> None:
     """What was asked for before a job started is not obeyed: its view may be declared again."""
     monkeypatch.setattr(view_requests, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(view_requests, "ANSWER_SECONDS", 60.0)
     reports, requests = Reports(config), ViewRequests(config, "cache")
 
     def ask(key: bytes) -> None:

@@ -31,15 +31,27 @@ from tests.fixtures.read_back import read_to_end
 
 def say(line: PipelineUnderTest, **command: object) -> str:
     """Emit a command; return the snapshot's id."""
-    number = command.setdefault("id", uuid.uuid4().hex[:8])
-    with line.database.connect(options="-c synchronous_commit=local") as connection:
-        send_command(connection, line.config, commands.COMMAND, json.dumps(command).encode())
+    return say_all(line, command)
+
+
+def say_all(line: PipelineUnderTest, *them: dict[str, object]) -> str:
+    """Emit commands in one transaction, about the snapshot of the first; return its id."""
+    number = them[0].setdefault("id", uuid.uuid4().hex[:8])
+    with (
+        line.database.connect(options="-c synchronous_commit=local") as connection,
+        connection.transaction(),
+    ):
+        for each in ({"id": number, **command} for command in them):
+            send_command(connection, line.config, commands.COMMAND, json.dumps(each).encode())
     return str(number)
 
 
 def begin(line: PipelineUnderTest, *names: str, **more: object) -> str:
-    of = [dict(zip(("schema", "table"), name.split(".", 1), strict=True)) for name in names]
-    return say(line, do="start", tables=of, **more)
+    return say(line, do="start", tables=tables_of(*names), **more)
+
+
+def tables_of(*names: str) -> list[dict[str, str]]:
+    return [dict(zip(("schema", "table"), name.split(".", 1), strict=True)) for name in names]
 
 
 def found(line: PipelineUnderTest, number: str) -> IncrementalRecord | None:
@@ -191,8 +203,8 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     again = wait_state(line, numbers["renamed"])
     assert (again.table, again.rows >= 20_000) == ("another", True), "its own topic has all of it"
     assert "drop" in (wait_state(line, numbers["dropped"], "failed").why or "")
-    stopped = begin(line, "public.altered")
-    say(line, do="stop", id=stopped)
+    start: dict[str, object] = {"do": "start", "tables": tables_of("public.altered")}
+    stopped = say_all(line, start, {"do": "stop"})
     wait_state(line, stopped, "stopped")
     # Parts of a table.
     some = begin(line, "public.parts", where="id % 2 = 0 AND id <= 20")

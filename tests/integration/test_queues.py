@@ -70,7 +70,7 @@ def test_a_change_comes_again_until_it_is_acknowledged_or_given_up(
         lockstep.Client(line.config) as client,
         client.queue(["public.t"], "work", "beginning", attempts=3) as work,
     ):
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + START_SECONDS
         # A batch of few changes may be given out three times before another partition's first, and
         # before what was released comes again.
         while (
@@ -236,17 +236,19 @@ def test_a_slow_change_holds_up_no_later_one(pipeline: NewPipeline) -> None:
             client.work, ["public.t"], "work", handle, over.is_set, "beginning", lock_seconds=60
         )
         try:
-            wait_until(lambda: 2 in handled or done.done(), "nothing is delivered", 60)
+            wait_until(lambda: 2 in handled or done.done(), "nothing is delivered")
             insert(line, 3, 102)
             everything = set(range(2, 103))
-            wait_until(lambda: set(handled) == everything or done.done(), "some wait", 60)
+            wait_until(lambda: set(handled) == everything or done.done(), "some wait")
             released.set()
             wait_until(lambda: 1 in handled, "the slow one does not end")
         finally:
             released.set()
             over.set()
         done.result(60)
-    assert sorted(handled) == list(range(1, 103)), "each was done once"
+    # The slow one is given out again if all of it took longer than its lock.
+    assert set(handled) == {1, *everything}
+    assert len(handled) - handled.count(1) == len(everything), "each was done once"
 
 
 def test_a_queue_starts_at_its_start_and_keeps_its_tables(pipeline: NewPipeline) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 # The grace period of supervisors, on a busy machine.
-_GRACE_SECONDS = 30.0
+_GRACE_SECONDS = 60.0
 _STEPS = [0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0]
 
 

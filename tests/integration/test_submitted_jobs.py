@@ -16,7 +16,7 @@ from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.spark import need_java
 from tests.fixtures.spark_cluster import HOME, START_SECONDS
 
-_END_SECONDS = 30.0
+_END_SECONDS = START_SECONDS
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])

@@ -56,6 +56,7 @@ def follower(line: PipelineUnderTest) -> FakeFollower:
 def client(line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     # A call that does not wait still gets an answer, however busy the machine is.
     monkeypatch.setattr("cdc.client.ASK_SECONDS", 30.0)
+    monkeypatch.setattr("cdc.client.CONNECT_SECONDS", 60.0)
     with Client(line.config) as client:
         client.applied()  # connects, which is slow on a busy machine
         yield client

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.cli.main import run
 from cdc.cli.options import print_waiting
-from cdc.errors import Exit
+from cdc.errors import Exit, UnavailableError
 from cdc.operate.commands import snapshots
 from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -129,6 +129,9 @@ class Patient:
         patch.setattr("cdc.cli.wait.print_waiting", reports)
         patch.setattr("cdc.cli.wait.time", self)
         patch.setattr("cdc.cli.wait.REPORT_SECONDS", 0.5)
+        # The brokers answer, however busy they are.
+        patch.setattr("cdc.client.ASK_SECONDS", 30.0)
+        patch.setattr("cdc.client.CONNECT_SECONDS", 60.0)
 
     def monotonic(self) -> float:
         passed = time.monotonic() - self._reported_at if self._reported_at else 0.0
@@ -149,6 +152,24 @@ def test_a_wait_for_followers_reports_that_no_daemon_runs(
     assert code == Exit.UNAVAILABLE
     assert f"· no daemon reads the slot {line.config.slot}; cache is" in err
     assert "what to do: cdc run: no daemon reads the slot" in err
+
+
+def test_a_wait_outlasts_brokers_that_do_not_answer_for_a_moment(
+    line: PipelineUnderTest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[object]()
+
+    def wait(*given: object) -> dict[str, object]:
+        calls.append(given)
+        if len(calls) == 1:
+            raise UnavailableError("the brokers do not answer", hint="try again")
+        return {}
+
+    monkeypatch.setattr("cdc.client.Client.wait", wait)
+    config = str(line.config_file)
+    assert run(["wait", "--for", "cache", "--timeout", "60s", "-c", config]) == Exit.OK
+    assert len(calls) == 2
+    assert "the brokers do not answer" in capsys.readouterr().err
 
 
 def test_a_wait_during_the_initial_snapshot_does_not_miss_a_daemon(

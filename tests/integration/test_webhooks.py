@@ -401,7 +401,11 @@ def test_a_status_that_is_read_again_makes_no_further_client(
         before = sorted(made)
         assert before == ["admin", "admin", "consumer", "consumer"]
         for _ in range(3):
-            assert [each.group for each in reader.read()] == [status.group]
+            [found] = reader.read()
+            assert found.group
+            # A marker of a transaction that is tried again may follow.
+            assert found.group.committed == status.group.committed
+            assert found.group.lag >= status.group.lag
         assert sorted(made) == before
 
 

@@ -18,7 +18,7 @@ from tests.stateful.source import Source
 # On average, one step in this many is about the daemon, and one in this many takes a snapshot.
 _DAEMON_STEPS: Final = 40
 _SNAPSHOT_STEPS: Final = 25
-_CATCH_UP_SECONDS: Final = 120.0
+_CATCH_UP_SECONDS: Final = 240.0
 
 
 class Run:
