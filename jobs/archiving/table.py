@@ -129,7 +129,10 @@ class ChainedTable:
     def commit_facts(
         self, actions: Sequence[Action], stated: Mapping[str, object], operation: str
     ) -> None:
-        """Commit the version after the loaded one; raise ConflictError if it exists or existed."""
+        """Commit the version after the loaded one; raise ConflictError if it exists or existed.
+
+        It is then the loaded one, also if another process has committed the next one meanwhile.
+        """
         version = self.table.version() + 1
         if self._checkpoint is None:
             self._checkpoint = self._newest_checkpoint()
@@ -162,6 +165,8 @@ class ChainedTable:
             with lake.translated(self.path):
                 self.table.create_checkpoint()
             self._checkpoint = None
+        with lake.translated(self.path):
+            lake.return_to(self.table, version)
 
     def _newest_checkpoint(self) -> dict[str, str]:
         """Return the digests of the newest checkpoint's files, and of the file that names it."""

@@ -34,7 +34,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
 from cdc.errors import ConfigError, UnavailableError, gist
-from lockstep.sinks.delta import features, layout
+from lockstep.sinks.delta import features, lake, layout
 from lockstep.sinks.delta.lake import ConflictError
 
 if TYPE_CHECKING:
@@ -274,14 +274,16 @@ def put_vectors(files: Files, deleted: Sequence[pa.BooleanArray]) -> list[Vector
 def commit(
     files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, record: CommitInfo
 ) -> None:
-    """Write the version after the table's; raise ConflictError if it exists.
+    """Write and load the version after the table's; raise ConflictError if it exists.
 
     Raises ConfigError if the table has a feature that we do not support.
     """
     rows = any("add" in action or "remove" in action for action in actions)
     features.expect_ours(table, changes_rows=rows)
-    put_version(files, table.version() + 1, actions, {"operation": operation}, record)
+    version = table.version() + 1
+    put_version(files, version, actions, {"operation": operation}, record)
     table.update_incremental()
+    lake.return_to(table, version)
 
 
 def put_version(

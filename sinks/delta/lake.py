@@ -170,6 +170,15 @@ def translated(path: str) -> Iterator[None]:
         ) from error
 
 
+def return_to(table: DeltaTable, version: int) -> None:
+    """Load a version again that we have committed, if a commit of another followed it at once.
+
+    What we know is of our version: so our next commit conflicts with theirs.
+    """
+    if table.version() != version:
+        table.load_as_version(version)
+
+
 def is_missing_file(error: BaseException) -> bool:
     """Return whether a file could not be read because it is missing."""
     return not isinstance(error, CDCError) and bool(_MISSING.search(str(error)))
