@@ -44,7 +44,7 @@ CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.")
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _PROPERTIES: Final = {"delta.appendOnly": "false"}
 CHECKPOINT_EVERY: Final = 50
-_RESTORE: Final = "restore _delta_log from a backup of the storage"
+_RESTORE: Final = "restore it from a backup of the storage"
 
 
 class ChainedTable:
@@ -160,12 +160,11 @@ class ChainedTable:
         text = _with_own(text, _digest(text))
         self.files.put_new(f"_delta_log/{version:020d}.json", text)
         self._newest = TableCommit(version, sha256(text).hexdigest())
-        self.table.update_incremental()
-        if version % CHECKPOINT_EVERY == 0:
-            with lake.translated(self.path):
-                self.table.create_checkpoint()
-            self._checkpoint = None
         with lake.translated(self.path):
+            self.table.update_incremental()
+            if version % CHECKPOINT_EVERY == 0:
+                self.table.create_checkpoint()
+                self._checkpoint = None
             lake.return_to(self.table, version)
 
     def _newest_checkpoint(self) -> dict[str, str]:
@@ -176,43 +175,51 @@ class ChainedTable:
         return {name: sha256(self._read_log(name)).hexdigest() for name in mine}
 
     def _read_log(self, name: str) -> bytes:
-        """Return a file of Delta's log that the loaded version has.
+        """Return a file of Delta's log, as `read_named`."""
+        return self.read_named(f"{_LOG}/{name}")
+
+    def read_named(self, name: str) -> bytes:
+        """Return a file that the loaded version has, of its data or of Delta's log.
 
         Raises ConflictError if it was deleted after a later commit, as an erasure does.
         """
         try:
-            return self.read(f"{_LOG}/{name}")
+            return self.read(name)
         except FileNotFoundError as error:
             newest = lake.opened(self.path, self.storage)
             if newest is not None and newest.version() > self.table.version():
                 raise ConflictError(f"{self.path}: another commit was first") from error
-            raise StoreLostError(
-                f"{self.path}: {name} of Delta's log is missing", hint=_RESTORE
-            ) from error
+            raise StoreLostError(f"{self.path}: {name} is missing", hint=_RESTORE) from error
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes; raise FileNotFoundError if there is none, and no other OSError."""
         return self.files.read(name)
 
     def added(self) -> dict[str, dict[str, Any]]:
-        """Return the add action of each file."""
-        return log.added(self.table)
+        """Return the add action of each file; ConflictError if only later versions are left."""
+        with lake.translated(self.path):
+            try:
+                return log.added(self.table)
+            except FileNotFoundError as error:  # an erasure deletes what it has listed
+                raise ConflictError(f"{self.path}: another commit was first") from error
 
     def delete_unnamed(self, needed: Collection[str], oldest: datetime) -> int:
         """Delete data files that are older, and not `needed`; return how many.
 
         Without a commit: delta-rs' own vacuum writes some, which would have no digests.
         """
-        files = log.files(self.table)
-        old = [
-            each.path
-            for each in files.get_file_info(FileSelector(""))
-            if each.base_name.endswith(FILE_SUFFIX)
-            and each.base_name not in needed
-            and each.mtime < oldest
-        ]
-        for path in old:
-            files.delete_file(path)
+        with lake.translated(self.path):
+            files = log.files(self.table)
+            old = [
+                each.path
+                for each in files.get_file_info(FileSelector(""))
+                if each.base_name.endswith(FILE_SUFFIX)
+                and each.base_name not in needed
+                and each.mtime < oldest
+            ]
+            for path in old:
+                with suppress(FileNotFoundError):  # an erasure was first
+                    files.delete_file(path)
         return len(old)
 
     def forget_versions(self, commit: Callable[[], None]) -> None:
@@ -231,21 +238,22 @@ class ChainedTable:
         for name in self.files.names(_LOG):
             is_old = _COMMIT.fullmatch(name) or CHECKPOINT.match(name)
             if is_old and int(name[:20]) < version:
-                with suppress(FileNotFoundError):  # another erasure was first
-                    files.delete_file(f"{_LOG}/{name}")
+                with lake.translated(self.path), suppress(FileNotFoundError):
+                    files.delete_file(f"{_LOG}/{name}")  # unless another erasure was first
                 failpoints.reach("erase_forgotten")
 
     def removed_since(self, oldest: datetime) -> set[str]:
         """Return the files that commits since then have removed."""
         found = set()
         for name in self._commits_since(oldest):
-            for line in self.read(f"_delta_log/{name}").splitlines():
+            for line in self._read_log(name).splitlines():
                 if remove := json.loads(line).get("remove"):
                     found.add(remove["path"])
         return found
 
     def _commits_since(self, oldest: datetime) -> list[str]:
-        found = log.files(self.table).get_file_info(FileSelector("_delta_log"))
+        with lake.translated(self.path):
+            found = log.files(self.table).get_file_info(FileSelector(_LOG))
         return [
             each.base_name
             for each in found

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from cdc import failpoints
 from lockstep.jobs.archiving import layout
 from lockstep.jobs.archiving.writing import removed, write
-from lockstep.sinks.delta import lake, log
+from lockstep.sinks.delta import lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,8 +66,8 @@ class ArchiveUpkeep:
         return many
 
     def _rows(self, add: dict[str, Any]) -> pa.Table:
-        with log.files(self._archive.table).open_input_file(add["path"]) as file:
-            return pq.read_table(file, page_checksum_verification=True).cast(layout.SCHEMA)
+        data = pa.BufferReader(self._archive.read_named(add["path"]))
+        return pq.read_table(data, page_checksum_verification=True).cast(layout.SCHEMA)
 
     def vacuum(self) -> int:
         """Delete files that no version within the retention names, and old commits; count them."""
