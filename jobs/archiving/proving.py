@@ -28,7 +28,7 @@ from lockstep.jobs.archiving import delta_log, layout, merkle
 from lockstep.jobs.archiving.erasing import decode_erasure
 from lockstep.jobs.archiving.layout import Audits
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic
-from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered, last_cut
+from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered, last_cuts
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
 _IS_ERASED_EVENT: Final = pc.field("leaf").is_valid() & pc.field("op").is_valid()
+# How many cuts after the newest executors may have written files of.
+_AHEAD: Final = 2
 # Cuts whose chains are kept, for the comparison with the topics.
 _CHAINS: Final = 100_000
 
@@ -73,7 +75,7 @@ class ArchiveProof(NamedTuple):
     findings: tuple[str, ...]
     anchored: bool  # whether a frontier has the chain that was looked for
     chains: dict[tuple[LSN, int], str]  # of the frontiers that end the newest cuts
-    # Files with the cut after the newest, which no commit names: of a job that was killed or is
+    # Files with a cut after the newest, which no commit names: of a job that was killed or is
     # writing, or of a commit that is missing.
     unnamed: tuple[str, ...]
     noted: int  # chains noted elsewhere that it has
@@ -122,6 +124,7 @@ class _Proving:
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
+        self._own = archive_topic(config.prefix)  # of cut records
         self._schema_place = names.schema_topic(config.prefix), 0
         self._schemas = SchemaCheck(self._schema_place[0])
         self._last: FrontierRecord | None = None  # not above `upto`
@@ -167,8 +170,8 @@ class _Proving:
 
     def _places(self) -> list[Place] | None:
         """Return the files that the newest version has; None if it can't be read."""
-        # Listed before the commits are read: so of a job that writes meanwhile no file is of a
-        # later cut than the next.
+        # Listed before the commits are read: so of a job that writes meanwhile no cut record is of
+        # a later cut than the next, and no other file of a later one than executors may write.
         files = self._archive.files.names("")
         log = delta_log.check(self._archive, self._reported.commit if self._reported else None)
         self._findings += log.findings
@@ -193,7 +196,7 @@ class _Proving:
     # -- cuts --------------------------------------------------------------------------------------
 
     def _cut_records(self, stored: Stored) -> Iterator[tuple[CutRecord, bytes]]:
-        own, erased = archive_topic(self._config.prefix), erased_topic(self._config.prefix)
+        own, erased = self._own, erased_topic(self._config.prefix)
         values: dict[str, list[tuple[int, bytes]]] = {own: [], erased: []}
         for topic, rows in stored.all_of(values):
             places = rows["offset"].to_pylist()
@@ -347,9 +350,17 @@ class _Proving:
                 f"it ends at seq {seq}, and its job has reported seq {reported.seq}"
                 f" ({reported.lsn}): seq {seq + 1} to {reported.seq} are missing"
             )
+        self._expect_unnamed(number)
+
+    def _expect_unnamed(self, number: int) -> None:
+        """Check that files which no commit names are of cuts that may be without one.
+
+        Executors write files of the cut after the next, ahead of its turn; a cut record only the
+        job itself, in its turn (`cuts`).
+        """
         for name in self._files:
-            last = last_cut(self._archive.files, name)
-            if last > number + 1:
+            last, last_record = last_cuts(self._archive.files, name, self._own)
+            if last > number + _AHEAD or last_record > number + 1:
                 what = f"file {name} has cut {last}, and the newest commit has cut {number}"
                 self._findings.append(f"{what}: commits are missing")
             elif last > number:

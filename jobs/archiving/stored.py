@@ -140,13 +140,17 @@ def is_unaltered(files: Files, place: Place) -> bool | None:
     return sha256(data).hexdigest() == place.digest
 
 
-def last_cut(files: Files, path: str) -> int:
-    """Return the last cut of which a file has rows; 0 if it can't be read."""
+def last_cuts(files: Files, path: str, topic: str) -> tuple[int, int]:
+    """Return the last cut of which a file has rows, and the last of which it has those of a topic.
+
+    0 for none, and if it can't be read.
+    """
     try:
-        cuts = pq.read_table(pa.BufferReader(files.read(path)), columns=["cut"])["cut"]
+        rows = pq.read_table(pa.BufferReader(files.read(path)), columns=["cut", "topic"])
     except (OSError, pa.ArrowInvalid):
-        return 0
-    return pc.max(cuts).as_py() or 0
+        return 0, 0
+    of_topic = rows.filter(pc.equal(rows["topic"], topic))
+    return pc.max(rows["cut"]).as_py() or 0, pc.max(of_topic["cut"]).as_py() or 0
 
 
 def sorted_rows(data: bytes) -> tuple[pa.Table, dict[Key, tuple[int, int]]]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
@@ -16,8 +17,12 @@ from cdc.log import follower_reports
 from cdc.operate.followers import ARCHIVE
 from cdc.verify import topics
 from lockstep.jobs.archiving import proving, table, upkeep
+from lockstep.jobs.archiving.layout import CutRecord
+from lockstep.jobs.archiving.rows import of_cut_record
 from lockstep.jobs.archiving.table import ArchiveTable
 from lockstep.jobs.archiving.upkeep import ArchiveUpkeep
+from lockstep.jobs.archiving.writing import write
+from lockstep.sinks.delta.actions import Files
 from tests.fixtures.archived import Archived
 from tests.fixtures.daemon import NewPipeline
 
@@ -150,6 +155,19 @@ def test_every_altered_bit_and_every_dropped_or_swapped_file_is_named(
     assert re.search(r"cut|cuts \d+", " ".join(found))
 
 
+def expect_that_executors_may_write_ahead(kept: Kept, newest: CutRecord) -> None:
+    """Files of the cut after the next are no finding; one with its cut record is."""
+    ahead = replace(newest, number=newest.number + 2)
+    record = pa.Table.from_batches([of_cut_record(kept.config.prefix, ahead)])
+    plain = record.set_column(1, "topic", pa.array(["shop.public.users"]))
+    for rows, is_found in ((plain, False), (record, True)):
+        path = kept.path / write(Files(str(kept.path), {}), rows)["add"]["path"]
+        proof = kept.proof()
+        assert bool(proof.findings) == is_found, proof.findings
+        assert (path.name in proof.unnamed) != is_found
+        path.unlink()
+
+
 def test_the_newest_commits_are_missed_by_the_jobs_report_or_by_what_was_written_after_them(
     kept: Kept,
 ) -> None:
@@ -175,6 +193,7 @@ def test_the_newest_commits_are_missed_by_the_jobs_report_or_by_what_was_written
     for each, text in texts.items():
         each.write_bytes(text)
     assert kept.proof(offline=True).findings == ()
+    expect_that_executors_may_write_ahead(kept, newest)
     # A report of another history: as if the commits since had been written again.
     other = kept.reported.commit
     assert other is not None
