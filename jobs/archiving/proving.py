@@ -13,12 +13,13 @@ that the cuts after them, and the newest commit, have of them.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
 
-from cdc.errors import CDCError
+from cdc.errors import CDCError, UnavailableError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.verify.digests import CutCheck, FrontierChain
@@ -29,6 +30,7 @@ from lockstep.jobs.archiving.erasing import decode_erasure
 from lockstep.jobs.archiving.layout import Audits
 from lockstep.jobs.archiving.rows import archive_topic, erased_topic
 from lockstep.jobs.archiving.stored import Place, Stored, is_unaltered, last_cuts
+from lockstep.jobs.archiving.table import ArchiveTable
 from lockstep.jobs.archiving.writing import FILE_SUFFIX
 
 if TYPE_CHECKING:
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
     from cdc.log.follower_reports import FollowerRecord
     from cdc.log.records import FrontierRecord
     from cdc.verify.digests import SpanCheck
-    from lockstep.jobs.archiving.layout import CutRecord, CutSpan
-    from lockstep.jobs.archiving.table import ArchiveTable
+    from lockstep.jobs.archiving.delta_log import LogCheck
+    from lockstep.jobs.archiving.layout import ArchivePosition, CutRecord, CutSpan
 
 # Seqs of missing events that a sentence names.
 _NAMED: Final = 5
 _IS_ERASED_EVENT: Final = pc.field("leaf").is_valid() & pc.field("op").is_valid()
+# How often it starts again after an erasure has deleted files that it had listed.
+_TRIES: Final = 3
 # How many cuts after the newest executors may have written files of.
 _AHEAD: Final = 2
 # Cuts whose chains are kept, for the comparison with the topics.
@@ -92,11 +96,17 @@ def prove(
     """Recompute everything up to an LSN, or all; look for a frontier with the chain `anchor`.
 
     `reported` is a report of the archive's job, from before this: all that it states must be there,
-    and so must all that was noted. Raises ConfigError if there is no archive.
+    and so must all that was noted. Raises ConfigError if there is no archive, and UnavailableError
+    if files were erased again and again meanwhile.
     """
-    proving = _Proving(config, archive, upto, anchor, reported, noted or Noted())
-    proving.run()
-    return proving.proof()
+    for _ in range(_TRIES):
+        proving = _Proving(config, archive, upto, anchor, reported, noted or Noted())
+        with suppress(FileNotFoundError):  # of a file that was listed, and replaced since
+            proving.run()
+            return proving.proof()
+    raise UnavailableError(
+        f"{archive.path} was erased from while it was proved", hint="prove it again"
+    )
 
 
 class _Proving:
@@ -121,6 +131,7 @@ class _Proving:
         self._audited = [Audits()]  # what a cut states after each number of them
         self._has_audits = True  # whether all cuts so far state what is there
         self._erased_in: dict[int, int] = {}  # records of each cut
+        self._position: ArchivePosition | None = None  # that the newest commit states
         self._newest: CutRecord | None = None
         self._digest = ""
         self._chain = FrontierChain("", 0)
@@ -173,11 +184,13 @@ class _Proving:
         # Listed before the commits are read: so of a job that writes meanwhile no cut record is of
         # a later cut than the next, and no other file of a later one than executors may write.
         files = self._archive.files.names("")
-        log = delta_log.check(self._archive, self._reported.commit if self._reported else None)
+        log = self._checked_log()
         self._findings += log.findings
         try:
             self._archive.find()
             added = self._archive.added()
+            with suppress(CDCError, msgspec.MsgspecError):
+                self._position = self._archive.position()
             places = [Place.of(add) for add in added.values()]
         except (CDCError, ValueError, KeyError, TypeError, OSError):
             self._findings.append(f"{self._archive.path}: Delta's log can't be read")
@@ -186,12 +199,34 @@ class _Proving:
         self._files = sorted(data - log.named - added.keys())
         return places
 
+    def _checked_log(self) -> LogCheck:
+        """Return what is wrong with Delta's log, and was not only changed while it was read."""
+        reported = self._reported.commit if self._reported else None
+        for _ in range(_TRIES - 1):
+            with suppress(FileNotFoundError):
+                log = delta_log.check(self._archive, reported)
+                if not log.findings:
+                    return log
+        return delta_log.check(self._archive, reported)
+
     def _is_sound(self, place: Place) -> bool:
+        """Return whether a file is as it was written; FileNotFoundError if it was replaced."""
         found = is_unaltered(self._archive.files, place)
         if found:
             return True
+        if found is None and self._is_replaced(place):
+            raise FileNotFoundError(place.path)
         self._findings.append(f"{place} is {'missing' if found is None else 'altered'}")
         return False
+
+    def _is_replaced(self, place: Place) -> bool:
+        """Return whether a version after the loaded one is without a file."""
+        newest = ArchiveTable(self._archive.path, self._archive.storage, self._config.pipeline)
+        try:
+            is_later = newest.find() and newest.table.version() > self._archive.table.version()
+            return is_later and place.path not in newest.added()
+        except (CDCError, ValueError, KeyError, TypeError, OSError):
+            return False
 
     # -- cuts --------------------------------------------------------------------------------------
 
@@ -331,9 +366,8 @@ class _Proving:
         if self._upto is not None:
             at = self._newest.lsn if self._newest else "0/0"
             self._findings.append(f"the archive ends at {at}, before {self._upto}")
-        try:
-            position = self._archive.position()
-        except (CDCError, msgspec.MsgspecError):
+        position = self._position
+        if position is None:
             self._findings.append("the newest commit states no position")
             return
         stated = position.newest
