@@ -42,6 +42,8 @@ class Place(NamedTuple):
     last_cut: int
     first_topic: str
     last_topic: str
+    first_partition: int
+    last_partition: int
     first_offset: int
     rows: int
 
@@ -53,12 +55,17 @@ class Place(NamedTuple):
         tags = dict(add.get("tags") or ())
         return cls(
             add["path"], tags.get(SHA256), least["cut"], most["cut"], least["topic"],
-            most["topic"], least["offset"], stats["numRecords"],
+            most["topic"], least["partition"], most["partition"], least["offset"],
+            stats["numRecords"],
         )  # fmt: skip
 
-    def may_have(self, topic: str) -> bool:
-        """Return whether rows of a topic may be in the file."""
-        return self.first_topic <= topic <= self.last_topic
+    def may_have(self, topic: str, partition: int | None = None) -> bool:
+        """Return whether rows of a topic, or of a partition of it, may be in the file."""
+        if partition is not None and self.first_topic == self.last_topic:
+            is_there = self.first_partition <= partition <= self.last_partition
+        else:  # each of its topics may have any
+            is_there = True
+        return is_there and self.first_topic <= topic <= self.last_topic
 
     def __str__(self) -> str:
         topics = (
@@ -93,7 +100,7 @@ class Stored:
         several = [each for each in self._of_many if each.first_cut <= cut <= each.last_cut]
         found = []
         for place in (*several, *self._by_cut.get(cut, ())):
-            if not place.may_have(topic):
+            if not place.may_have(topic, partition):
                 continue
             table, index = self._load(place)
             if slot := index.get((cut, topic, partition)):
