@@ -1,8 +1,8 @@
 """The statistics in a file's add action, by which readers skip files: bounds and NULLs.
 
-For the first 32 columns, as in Delta's own writer. Text is truncated to 32 characters and times to
-milliseconds, the upper bound rounded up: a bound may be wide, never narrow. Doubles with a NaN have
-no bounds, because readers do not agree on its order.
+For the first 32 columns, as in Delta's own writer. Text is truncated to 32 characters, unless its
+column is to be exact, and times to milliseconds, the upper bound rounded up: a bound may be wide,
+never narrow. Doubles with a NaN have no bounds, because readers do not agree on its order.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#per-file-statistics
 """
@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _COLUMNS: Final = 32
 _CHARACTERS: Final = 32
@@ -28,7 +31,9 @@ _LAST_MS: Final = 253_402_300_799_999
 class Stats:
     """The statistics of one file, row group by row group."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, exact: Collection[str] = ()) -> None:
+        """Text columns that are `exact` have bounds which are not truncated."""
+        self._exact = exact
         fields = [schema.field(at) for at in range(min(_COLUMNS, len(schema)))]
         self.rows = 0
         self._nulls = {field.name: 0 for field in fields}
@@ -60,7 +65,9 @@ class Stats:
         most: dict[str, object] = {}
         for name, kind in self._bounded.items():
             if name in self._least:
-                low, high = _written(kind, self._least[name], self._most[name])
+                low, high = self._least[name], self._most[name]
+                if name not in self._exact:
+                    low, high = _written(kind, low, high)
                 if low is not None and high is not None:
                     least[name], most[name] = low, high
         fields = {

@@ -15,6 +15,7 @@ from lockstep.jobs.archiving import delta_log, proving, stored
 from lockstep.jobs.archiving.erasing import forget, read
 from lockstep.jobs.archiving.rows import of_cut_record
 from lockstep.jobs.archiving.running import opened
+from lockstep.jobs.archiving.stored import Place
 from lockstep.jobs.archiving.writing import removed, write
 from tests.property.archived_world import ArchivedWorld, configured
 from tests.property.stream import PREFIX
@@ -56,6 +57,20 @@ def test_executors_may_write_one_cut_ahead_and_the_job_none(
     else:
         what = f"file {name} has cut {number}, and the newest commit has cut {newest.number}"
         assert (proof.findings, proof.unnamed) == ((f"{what}: commits are missing",), ())
+
+
+def test_files_of_topics_with_long_names_are_not_confused(archived: ArchivedWorld) -> None:
+    newest, prefix = archived.position.newest, "a" * 60
+    assert newest is not None
+    rows = pa.Table.from_batches([of_cut_record(PREFIX, newest)])
+    for number in range(3):
+        named = rows.set_column(1, "topic", pa.array([f"{prefix}{number}"]))
+        named = named.set_column(2, "partition", pa.array([number], pa.int32()))
+        place = Place.of(write(archived.archive.files, named)["add"])
+        found = [each for each in range(3) if place.may_have(f"{prefix}{each}")]
+        assert found == [number]
+        parts = [each for each in range(3) if place.may_have(f"{prefix}{number}", each)]
+        assert parts == [number]
 
 
 def rewrite(archived: ArchivedWorld) -> None:
