@@ -81,6 +81,10 @@ class Bases(ChainedTable):
         removals = (removed(each, changes_rows=True) for each in old)
         self.commit_facts([*removals, *added], stated, "WRITE")
 
+    def outdate(self) -> None:
+        """Commit a version without a base: a first compaction that runs meanwhile conflicts."""
+        self.commit_facts([], {"pipeline": self._pipeline}, "ERASE")
+
     def vacuum(self, many: int) -> int:
         """Delete files that are in none of the newest bases; return how many.
 

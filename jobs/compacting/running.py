@@ -59,6 +59,9 @@ class Compaction:
                 f"there is no archive at {archive.path}", hint="`cdc archive run` creates it"
             )
         bases.create()
+        # Again, after the bases: an erasure commits to the archive first, then to the bases. So it
+        # is either seen here, or makes this compaction's commit a conflict.
+        archive.find()
         base = bases.newest()
         frontier = frontiers.newest(config, archive.table, base)
         if base is not None and frontier is None:
