@@ -98,6 +98,8 @@ class Compaction:
         """Write a base that continues `base`, or is made of the archive alone, and commit it."""
         keep_us = int(self._config.archive.tombstone_hours * _HOUR_US)
         since = found.frontier.applied.committed_at_us - keep_us
+        if base:  # it does not have earlier ones, if they were kept for less time
+            since = max(since, base.deletes_since_us)
         # A base that is not continued shares no file with the next one.
         files = [BaseFile.of(add) for add in bases.added().values()] if base else []
         tables, number = base.tables if base else (), bases.table.version() + 1

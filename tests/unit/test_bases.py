@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from cdc.errors import UnavailableError
+from lockstep.jobs.compacting import proving
 from lockstep.jobs.compacting.bases import Bases, bases_of
 from lockstep.jobs.compacting.running import Compaction
 from tests.property.archived_world import ArchivedWorld, configured
@@ -57,3 +58,20 @@ def test_files_of_the_newest_version_stay_though_its_commit_is_not_ours(bases: B
     assert bases.kept(1) == []
     assert bases.vacuum(1) == 0
     assert _stored(bases) == bases.added().keys() != set()
+
+
+def test_deletes_that_the_base_before_has_dropped_are_no_difference_once_they_are_kept_longer(
+    tmp_path: Path,
+) -> None:
+    world = made(Random(2), 12, 1 << 24, started=True, widened=False)
+    short = configured(tmp_path, tombstone_hours=0.0)
+    archived = ArchivedWorld(short, world)
+    archived.archive_upto(len(world.frontiers) - 1)
+    before, _ = Compaction(short, None).run()
+    archived.archive_upto(len(world.frontiers))
+    longer = configured(tmp_path, tombstone_hours=168.0)
+    after, _ = Compaction(longer, None).run()
+    assert after.deletes_since_us == before.deletes_since_us
+    proof = proving.prove(longer, {})
+    assert proof is not None
+    assert proof.findings == ()
