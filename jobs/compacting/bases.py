@@ -2,12 +2,14 @@
 
 The commit that makes a base adds its files and removes those of the base before that it does not
 share. So a reader of an older base reads an older version, whose files are kept until more than
-`archive.bases_kept` bases were made since. The commits have digests of each other, as those of the
-archive, in whose folder the table is.
+`archive.bases_kept` bases were made since, and an hour longer. Each base states from which one on
+files are kept, since the setting may change. The commits have digests of each other, as those of
+the archive, in whose folder the table is.
 """
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "_bases"
 # A reader may have opened a base just before it was replaced, and another compaction is writing.
-_GRACE_HOURS: Final = 1
+GRACE_HOURS: Final = 1
+_HOUR_US: Final = 3_600_000_000
 
 
 class Bases(ChainedTable):
@@ -45,10 +48,13 @@ class Bases(ChainedTable):
         return None if text is None else layout.decode(text.encode())
 
     def kept(self, many: int) -> list[BaseRecord]:
-        """Return the newest bases, at most so many, the newest first."""
+        """Return the newest bases, at most so many, the newest first.
+
+        None of which files were deleted, though Delta's log has it: `many` may have been fewer.
+        """
         found: list[BaseRecord] = []
         for version in range(self.table.version(), 0, -1):
-            if len(found) == many:
+            if len(found) == many or (found and version < found[0].oldest):
                 break
             record = self._at(version)
             if record is None:
@@ -85,15 +91,28 @@ class Bases(ChainedTable):
         """Commit a version without a base: a first compaction that runs meanwhile conflicts."""
         self.commit_facts([], {"pipeline": self._pipeline}, "ERASE")
 
-    def vacuum(self, many: int) -> int:
-        """Delete files that are in none of the newest bases; return how many.
+    def oldest_needed(self, many: int) -> int:
+        """Return from which base on files stay when another one is made.
+
+        A reader opens one of the newest `many`, and has at least the hour of grace to read it.
+        """
+        newest, since = self.newest(), time.time_ns() // 1_000 - GRACE_HOURS * _HOUR_US
+        if newest is None:
+            return 1
+        for record in self.kept(newest.number):
+            if record.made_at_us <= since:  # the newest of an hour ago
+                return max(newest.oldest, record.number - many + 1)
+        return newest.oldest
+
+    def vacuum(self) -> int:
+        """Delete files that are in no base from the newest one's `kept_from` on; return how many.
 
         Those of the loaded version stay, also if its commit is not ours.
         """
-        kept, needed = self.kept(many), set(self.added())
+        kept, needed = self.kept(self.table.version()), set(self.added())
         for record in kept:
             needed |= log.added(self.version(record.number)).keys()
-        return self.delete_unnamed(needed, datetime.now(UTC) - timedelta(hours=_GRACE_HOURS))
+        return self.delete_unnamed(needed, datetime.now(UTC) - timedelta(hours=GRACE_HOURS))
 
 
 def bases_of(config: Config) -> Bases:

@@ -62,6 +62,14 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     deletes_since_us: int  # deletes committed before are left out
     previous: str  # SHA-256 of the base before, hexadecimal; empty in the first
     made_at_us: int
+    # The oldest base whose files are still there. Unset in records of older versions, which must
+    # keep their digests.
+    kept_from: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def oldest(self) -> int:
+        """The oldest base that can be read, as far as this one states it."""
+        return 1 if self.kept_from is msgspec.UNSET else self.kept_from
 
     @property
     def applied(self) -> Applied:

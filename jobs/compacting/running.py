@@ -75,7 +75,7 @@ class Compaction:
         failpoints.reach("compact_planned")
         record = self._write(bases, base, found)
         failpoints.reach("compact_committed")
-        bases.vacuum(config.archive.bases_kept)
+        bases.vacuum()
         return record, True
 
     def _frontier_without(self, archive: ArchiveTable, base: BaseRecord) -> ArchivedFrontier:
@@ -130,6 +130,7 @@ class Compaction:
             deletes_since_us=since,
             previous=layout.digest(bases.newest()),
             made_at_us=time.time_ns() // 1_000,
+            kept_from=bases.oldest_needed(self._config.archive.bases_kept),
         )
         bases.commit(record, actions, {each.path for each in kept})
         return record
