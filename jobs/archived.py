@@ -268,10 +268,11 @@ def diff(config: Config, table: str, first: str, last: str, *, as_json: bool) ->
 
     from cdc.log.row_keys import one_table  # noqa: PLC0415 - as above
     from lockstep.jobs.compacting.differences import differences  # noqa: PLC0415 - as above
+    from lockstep.jobs.cuts.direct_tables import recorded_if_reachable  # noqa: PLC0415 - as above
     from lockstep.jobs.cuts.frontiers import parse  # noqa: PLC0415 - as above
 
-    many = 0
-    for each in differences(config, one_table(table), parse(first), parse(last)):
+    many, known = 0, recorded_if_reachable(config)
+    for each in differences(config, one_table(table), parse(first), parse(last), known):
         many += 1
         if as_json:
             click.echo(msgspec.json.encode(each))

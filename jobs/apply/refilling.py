@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from cdc.errors import GapError
 from cdc.log import names, reader
 from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.direct_tables import direct, recorded
 from lockstep.jobs.cuts.schemas import key_forms
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def unfillable(config: Config, name: str) -> list[str]:
     if config.followers[name].delta is not None:
         found += [
             f"{table} was copied directly, not through the log"
-            for table in direct(config, followed)
+            for table in direct(config, followed, recorded(config))
         ]
     return found + [
         f"{names.table_name(prefix, topic)} had another key before"
@@ -74,16 +75,6 @@ def shortened(config: Config, topics: Mapping[str, int]) -> dict[tuple[str, int]
     parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
     held = reader.offsets(config, [*((topic, 0) for topic in own), *parts])
     return {place: first for place, (first, _) in sorted(held.items()) if first}
-
-
-def direct(config: Config, topics: Iterable[str]) -> list[str]:
-    """Return the tables whose rows were copied directly into Delta, bypassing the log."""
-    prefix, selection = config.prefix, config.selection
-    return [
-        names.table_name(prefix, topic)
-        for topic in topics
-        if selection.of(names.table_of(prefix, topic)).snapshot == "direct"
-    ]
 
 
 def rekeyed(config: Config, topics: Iterable[str]) -> list[str]:

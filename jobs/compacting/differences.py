@@ -14,9 +14,10 @@ from cdc.errors import ConfigError
 from cdc.log import names
 from lockstep.jobs.compacting import past
 from lockstep.jobs.compacting.changes import PastChanges
+from lockstep.jobs.cuts.direct_tables import direct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from cdc.config import Config
     from lockstep.jobs.compacting.past import PastState
@@ -35,10 +36,15 @@ class RowDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(
-    config: Config, table: tuple[str, str], first: Position, last: Position
+    config: Config,
+    table: tuple[str, str],
+    first: Position,
+    last: Position,
+    known: Collection[str] = (),
 ) -> Iterator[RowDifference]:
     """Yield what differs, in any order; raise ConfigError if the table can't be compared by key.
 
+    `known` has the topics of tables that were copied directly: the archive lacks rows of those.
     Raises GapError if the archive does not hold one of the frontiers.
     """
     topic = names.data_topic(config.prefix, *table)
@@ -56,6 +62,12 @@ def differences(
         raise ConfigError(
             f"{'.'.join(table)} has no key, or had another one before: its rows can't be compared",
             hint="`cdc tail` prints its events while the topic has them",
+        )
+    if direct(config, [topic], known):
+        raise ConfigError(
+            f"{'.'.join(table)} was copied directly, not through the log: the archive lacks its"
+            " first rows",
+            hint="`cdc history TABLE KEY` shows what the log has of a row",
         )
     larger = max(before, after, key=lambda state: state.rows.get(topic, 0))
     for part in larger.slices(frozenset({topic})):

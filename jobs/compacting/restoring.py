@@ -25,11 +25,12 @@ from lockstep.jobs.compacting.changes import PastChanges
 from lockstep.jobs.compacting.older import OlderEvents
 from lockstep.jobs.compacting.slices import PastTables
 from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.direct_tables import direct, recorded_if_reachable
 from lockstep.jobs.cuts.schemas import key_forms
 from lockstep.sinks.contract import Changes, WrittenByTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from pyspark.sql import SparkSession
 
@@ -73,7 +74,7 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> FillS
     older = OlderEvents(PastTables(state.past))
     # A table without rows, too: stores that have followed the log have it.
     topics = frozenset(topic for topic in older.topics() if chosen.follows(topic))
-    found = unreadable(config, older, topics & state.rows.keys())
+    found = unreadable(config, older, topics & state.rows.keys(), recorded_if_reachable(config))
     if found:
         raise ConfigError(
             f"{name} can't be filled from the archive: {'; '.join(found)}",
@@ -82,15 +83,20 @@ def start_of(config: Config, name: str, wanted: Position | None = None) -> FillS
     return FillStart(state, topics)
 
 
-def unreadable(config: Config, older: OlderEvents, topics: frozenset[str]) -> list[str]:
-    """Return why these tables are not in the archive completely, or can't be read from it."""
+def unreadable(
+    config: Config, older: OlderEvents, topics: frozenset[str], known: Collection[str]
+) -> list[str]:
+    """Return why these tables are not in the archive completely, or can't be read from it.
+
+    `known` has the topics of those that were copied directly, by the log's record.
+    """
     found = []
     keys = key_forms(older.every_version().values())
     for topic in sorted(topics):
         table = names.table_name(config.prefix, topic)
         if len(keys.get(topic, ())) > 1:
             found.append(f"{table} had another key before")
-        if config.selection.of(names.table_of(config.prefix, topic)).snapshot == "direct":
+        if direct(config, [topic], known):
             found.append(f"{table} was copied directly, not through the log")
     return found
 

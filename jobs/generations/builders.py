@@ -28,11 +28,12 @@ from cdc.operate.commands import snapshots
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.apply.positions import is_of_this_log
-from lockstep.jobs.apply.refilling import direct, rekeyed, shortened
+from lockstep.jobs.apply.refilling import rekeyed, shortened
 from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.apply.stores import kind
 from lockstep.jobs.cuts.altered import altered_last
 from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.direct_tables import direct, recorded
 from lockstep.jobs.cuts.frontiers import FrontierFinder
 from lockstep.jobs.cuts.schemas import version
 from lockstep.jobs.documents.kinds import SCHEMA
@@ -187,7 +188,11 @@ class LogBuilder:
         lost = sorted(topics) if self._is_miscounted else []
         lost = lost or [topic for topic, _ in shortened(self._config, topics)]
         lost = lost or rekeyed(self._config, chosen)
-        wanted = sorted(tables or follower.tables) if lost else direct(self._config, topics)
+        wanted = (
+            sorted(tables or follower.tables)
+            if lost
+            else direct(self._config, topics, recorded(self._config))
+        )
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
         if wanted and not snapshots.daemon_streams(self._config):

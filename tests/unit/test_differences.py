@@ -12,11 +12,18 @@ import pytest
 from cdc.config import Config
 from cdc.decode.messages import Truncate
 from cdc.errors import ConfigError
-from lockstep.jobs.compacting import slices
+from cdc.log import records
+from cdc.snapshot.initial import topic
+from cdc.snapshot.initial.records import SnapshotState
+from lockstep.jobs.compacting import past, slices
 from lockstep.jobs.compacting.differences import RowDifference, differences
+from lockstep.jobs.compacting.older import OlderEvents
+from lockstep.jobs.compacting.restoring import unreadable
 from lockstep.jobs.compacting.running import Compaction
+from lockstep.jobs.compacting.slices import PastTables
+from lockstep.jobs.cuts import direct_tables
 from tests.property.archived_world import ArchivedWorld, configured
-from tests.property.followed_world import USERS, World
+from tests.property.followed_world import LINES, USERS, World
 from tests.property.test_reduce import made
 
 TABLE = ("public", "users")
@@ -67,3 +74,35 @@ def test_a_table_that_the_archive_does_not_have_is_refused(tmp_path: Path) -> No
     first, last = world.frontiers[0].seq, world.frontiers[-1].seq
     with pytest.raises(ConfigError, match=r"no table public\.other"):
         list(differences(config, ("public", "other"), first, last))
+
+
+def test_a_table_that_was_copied_directly_is_not_read_from_the_archive(tmp_path: Path) -> None:
+    """Though the configuration no longer has `snapshot: direct`: the log's record shows it."""
+    world, config = made(Random(2), 2, 1 << 24, started=True), configured(tmp_path)
+    ArchivedWorld(config, world).archive_upto(len(world.frontiers))
+    first, last = world.frontiers[0].seq, world.frontiers[-1].seq
+    with pytest.raises(ConfigError, match="copied directly"):
+        list(differences(config, TABLE, first, last, {USERS}))
+    state = past.find(config)
+    assert state is not None
+    older = OlderEvents(PastTables(state.past))
+    assert unreadable(config, older, frozenset({USERS}), ()) == []
+    assert unreadable(config, older, frozenset({USERS}), {USERS}) == [
+        "public.users was copied directly, not through the log"
+    ]
+
+
+def test_the_record_of_the_initial_snapshot_shows_what_was_copied_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path)
+    for state, wanted in (
+        (None, []),
+        (SnapshotState(pipeline="shop", stage="done"), []),
+        (SnapshotState(pipeline="shop", stage="done", direct=(USERS,)), ["public.users"]),
+    ):
+        text = state and records.encode(state)
+        read = text and records.decode(SnapshotState, text, "shop.cdc.snapshot")
+        monkeypatch.setattr(topic, "read_state", lambda _, read=read: read)
+        known = direct_tables.recorded(config)
+        assert direct_tables.direct(config, [USERS, LINES], known) == wanted

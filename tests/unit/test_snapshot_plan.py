@@ -19,6 +19,7 @@ from cdc.operate.facts import SnapshotFacts, SourceFacts
 from cdc.operate.findings import Finding, Severity
 from cdc.sequence.relations import Relations
 from cdc.snapshot.initial.export import waited_for
+from cdc.snapshot.initial.handover import direct_topics
 from cdc.snapshot.initial.plan import Seqs, cut, keyless, stale_partitions, version
 from cdc.snapshot.initial.progress import SnapshotProgress
 from cdc.snapshot.initial.records import (
@@ -142,6 +143,8 @@ def test_a_relation_without_pages_is_one_range_and_choices_are_kept() -> None:
         ("log", 1), ("direct", 1), ("log", 1),
     ]  # fmt: skip
     assert tables[3].where == "((id < 9)) AND (n > 1)"
+    assert direct_topics(plan_of(tables, 1)) == ("shop.public.t",)
+    assert direct_topics(plan_of([tables[0], *tables[2:]], 1)) == ()
 
 
 @pytest.mark.parametrize(

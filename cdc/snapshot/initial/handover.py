@@ -62,6 +62,7 @@ def write(config: Config, plan: SnapshotPlan, token: str) -> SnapshotState:
         bytes=sum(each.bytes for each in rows),
         seconds=max(0.0, (now_us - plan.taken_at_us) / 1e6),
         at_us=now_us,
+        direct=direct_topics(plan),
     )
     publisher.add(*topic.state_record(config, done))
     for each in _replacements(plan, versions, now_us):
@@ -92,6 +93,12 @@ def _replacements(
             snapshot=f"initial {plan.generation}",
             at_us=now_us,
         )
+
+
+def direct_topics(plan: SnapshotPlan) -> tuple[str, ...]:
+    """Return the topics of the tables that a plan copies directly into their store."""
+    direct = (each for each in plan.tables if each.kind == "direct")
+    return tuple(sorted({plan.schemas[each.schema_id].topic for each in direct}))
 
 
 def check_mine(state: SnapshotState | None, stage: Stage, token: str) -> SnapshotState:

@@ -50,6 +50,9 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     owner: str = ""
     at_us: int = 0
+    # Topics of the tables whose rows it has copied directly into their store, once it is done;
+    # empty in records of older versions.
+    direct: tuple[str, ...] = ()
 
 
 class PageRange(msgspec.Struct, frozen=True, kw_only=True):
