@@ -188,8 +188,9 @@ class TableCuts:
             return
         for topic, number, end, events in record.partitions:
             if self._reads(topic, number):
-                [found] = (self._ranges.read({(topic, number): OffsetRange(0, end)}) or {}).values()
-                if len(found.values) != events:
+                pieces = self._ranges.pieces({(topic, number): OffsetRange(0, end)})
+                found = sum(m.value() is not None for _, messages in pieces for m in messages)
+                if found != events:
                     raise self._incomplete((topic, number), end, events, 0)
 
     def _cut(self, group: list[FrontierRecord]) -> Iterator[TableCut]:

@@ -9,7 +9,7 @@ the fold of its own runs: so an error of any compaction since the first is found
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from lockstep.jobs.compacting.past import PastState
 
 
+_TRIES: Final = 3
+
+
 class BasesProof(NamedTuple):
     """What was found; the bases are unaltered, and the newest is right, without findings."""
 
@@ -59,9 +62,36 @@ def prove(
 
     `chains` are those of the archive's frontiers, as far as they are known. `reported` is what a
     compaction has reported: that base, or a later one, must be there. Without `folds` the newest
-    base is not made again: an altered archive can't be folded.
+    base is not made again: an altered archive can't be folded. What is found while an erasure, or
+    a compaction, commits another base is looked at again.
     """
-    bases = bases_of(config)
+    proof = None
+    for _ in range(_TRIES):
+        bases = bases_of(config)
+        proof = _proof(config, bases, chains, reported, upto, folds=folds)
+        if proof is None or not proof.findings or not _is_replaced(config, bases):
+            break
+    return proof
+
+
+def _is_replaced(config: Config, bases: Bases) -> bool:
+    """Return whether there is a version after the one that was read."""
+    newest = bases_of(config)
+    try:
+        return newest.find() and newest.table.version() > bases.table.version()
+    except (CDCError, ValueError, KeyError, TypeError, OSError):
+        return False  # it can't be read, and that is a finding
+
+
+def _proof(
+    config: Config,
+    bases: Bases,
+    chains: Mapping[tuple[LSN, int], str],
+    reported: FollowerRecord | None,
+    upto: LSN | None,
+    *,
+    folds: bool,
+) -> BasesProof | None:
     stored = bases.files.names("")
     if not any(name.startswith("_delta_log/") and name.endswith(".json") for name in stored):
         if not stored and reported is None:

@@ -16,6 +16,7 @@ from lockstep.jobs.archiving.table import ArchiveTable
 from lockstep.jobs.compacting import erasing as bases_erasing
 from lockstep.jobs.compacting import frontiers, layout, proving
 from lockstep.jobs.compacting.bases import Bases, bases_of
+from lockstep.jobs.compacting.layout import BaseRecord
 from lockstep.jobs.compacting.running import Compaction
 from lockstep.sinks.delta import lake
 from lockstep.sinks.delta.lake import ConflictError
@@ -109,3 +110,23 @@ def test_a_first_compaction_conflicts_with_an_erasure_from_after_it_has_loaded_t
         Compaction(config, None).run()
     Compaction(config, None).run()
     _expect_erased(config, erased.places)
+
+
+def test_a_proof_of_bases_that_an_erasure_replaces_meanwhile_starts_again(
+    config: Config, archived: ArchivedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archived.archive_upto(len(archived.world.frontiers))
+    Compaction(config, None).run()
+    erased, kept = Erased(config), Bases.kept
+
+    def before_erasure(bases: Bases, many: int) -> list[BaseRecord]:
+        found = kept(bases, many)
+        erased.run()
+        return found
+
+    monkeypatch.setattr(Bases, "kept", before_erasure)
+    proof = proving.prove(config, {})
+    assert erased.places
+    assert proof is not None
+    assert proof.number > 1, "it is the base that the erasure has made"
+    assert proof.findings == ()
