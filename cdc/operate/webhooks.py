@@ -227,7 +227,8 @@ def _troubles(each: WebhookStatus) -> Iterator[Cause]:
 
 def _silent(each: WebhookStatus) -> Iterator[Cause]:
     """Yield that Kafka has members of its group, and none of them reports."""
-    since = each.reports[0].age_seconds if each.reports else None
+    # If none has ever reported: as long as it has delivered nothing.
+    since = each.reports[0].age_seconds if each.reports else each.lag_seconds
     level = Level.FAILED if (since or 0.0) > STALLED_SECONDS else Level.DEGRADED
     what = (
         f"the webhook {each.name} has {each.group and each.group.members} members, and none reports"

@@ -377,6 +377,10 @@ def states_of_webhooks() -> dict[str, State]:
         "a webhook whose member does not report yet": (
             hook()._replace(reports=()), Level.DEGRADED, "has 1 members, and none reports", 0,
         ),
+        "a webhook whose members never reported, and deliver nothing": (
+            hook(lag=3, since=200.0)._replace(reports=()),
+            Level.FAILED, "has 1 members, and none reports", 1,
+        ),
         "a webhook whose member hangs": (
             hook(at_us=ago(200)), Level.FAILED, "has 1 members, and none reports", 1,
         ),
