@@ -94,6 +94,7 @@ class LogConsumer:
         self._is_closed = False
         self._met_damage = False  # whether a batch could not be read, of a range or after it
         self._ends: dict[Partition, int] = {}  # of the ranges that are still read
+        self._next: dict[Partition, int] = {}  # where each of them continues
         self._skipped: set[Partition] = set()
         self._is_connected = False
         self._located: set[str] = set()  # the topics whose leaders the client has looked up
@@ -226,7 +227,8 @@ class LogConsumer:
         """
         left = {each: wanted.end for each, wanted in ranges.items() if wanted.end > wanted.start}
         self._ends = left
-        self.assign({each: ranges[each].start for each in left})
+        self._next = {each: ranges[each].start for each in left}
+        self.assign(self._next)
         # Of a short range no time is spent on waiting for more.
         most = min(_CHUNK, sum(end - ranges[each].start for each, end in left.items()))
         try:
@@ -281,6 +283,9 @@ class LogConsumer:
                 continue  # after the range's end
             offset = _offset(message)
             if error is None:
+                if offset < self._next[partition]:
+                    continue  # the client was reset: a damaged batch after an earlier range's end
+                self._next[partition] = offset + 1
                 if offset < end:
                     found.setdefault(partition, []).append(message)
                 offset += 1
