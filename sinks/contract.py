@@ -393,6 +393,10 @@ class ReadByGenerations(Protocol):
         """Return the older generation that readers use meanwhile; None if it is the current one."""
         ...
 
+    def switching(self) -> int | None:
+        """Return the generation whose switch was interrupted, which its build can finish."""
+        ...
+
 
 @runtime_checkable
 class Alterable(Protocol):

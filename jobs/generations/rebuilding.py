@@ -20,7 +20,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc import failpoints
-from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError
+from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError, SwitchedError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
 from lockstep.jobs.generations.comparing import Holding, KeyDifference
@@ -240,7 +240,8 @@ class Rebuild:
         reader = self._sink.at(old.generation)
         try:
             reader.open()
-        except StoreLostError as error:
+        except (StoreLostError, SwitchedError) as error:
+            # Lost, or replaced in part by an attempt that died during its switch.
             self._progress(f"generation {old.generation} is not compared: {error.what}")
             return ()
         found: dict[str, Compared] = {}
@@ -303,7 +304,14 @@ class Rebuild:
 def drop_old(sink: Generations) -> list[int]:
     """Delete every generation except the one that readers see; return which were deleted."""
     current = sink.current()
-    used = sink.still_read() if isinstance(sink, ReadByGenerations) else None
+    used = moving = None
+    if isinstance(sink, ReadByGenerations):
+        used, moving = sink.still_read(), sink.switching()
+    if moving is not None:
+        raise ConfigError(
+            f"the switch to generation {moving} was interrupted, and needs its build",
+            hint="start the follower, which finishes it, or repeat that `cdc rebuild`",
+        )
     if used is not None:
         raise ConfigError(
             f"generation {current} is at no frontier yet: readers still use generation {used}",

@@ -4,35 +4,50 @@ A shadow build is a separate lake, below `<path>/_generations/<n>`. The switch o
 mirrors at `<path>` with its mirrors, one commit each, and then writes one row of `_frontiers`,
 which makes it the current generation for all tables at once; readers of a single table keep its
 path. The previous generation stays in the Delta versions that its own rows name, until it is
-dropped: until then nothing is vacuumed. If the switch is killed, it is repeated; mirrors that are
-already switched reject late writes from a follower of the old generation.
+dropped: until then nothing is vacuumed. Mirrors that are already switched reject late writes from a
+follower of the old generation. If the switch is killed, the next process finishes it: the rebuild
+when it is repeated, or a follower that finds a mirror above the current generation. Both may do so
+concurrently.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
-from cdc.errors import ConfigError, UnavailableError
+from cdc import failpoints
+from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from lockstep.sinks.delta import evolve, features, lake, layout
 from lockstep.sinks.delta.frontier_rows import FrontierRow
 from lockstep.sinks.delta.frontiers import FrontierTable
 from lockstep.sinks.delta.lake import CommitInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from deltalake import DeltaTable
 
     from lockstep.sinks.contract import Applied
     from lockstep.sinks.delta.settings import DeltaSettings
 
+T = TypeVar("T")
+
+log = logging.getLogger("lockstep.sinks.delta")
+
 _SHADOWS: Final = "_generations"
+# How often a step is repeated because another process committed first: a follower of the old
+# generation, at most every two seconds by then, or one that finishes the same switch.
+_TRIES: Final = 20
+# How many mirrors are opened concurrently: on an object store they wait more than they compute.
+_AT_ONCE: Final = 16
 
 
 def place(settings: DeltaSettings, generation: int | None) -> tuple[str, FrontierRow | None]:
@@ -91,6 +106,18 @@ def switch(settings: DeltaSettings, generation: int) -> None:
     current.open(1)
     if current.generation == generation:
         return
+    try:
+        _switch(settings, generation, current)
+    except Exception:
+        # Another process that has finished the switch has deleted the build.
+        if current.find() and current.generation == generation:
+            return
+        raise
+    clear(settings, generation, settings.path)
+
+
+def _switch(settings: DeltaSettings, generation: int, current: FrontierTable) -> None:
+    """Replace the mirrors, then append the row; repeatable."""
     built = _frontiers(settings, _shadow_root(settings, generation))
     new = built.newest if built.find() else None
     if new is None or not new.is_whole:
@@ -98,26 +125,88 @@ def switch(settings: DeltaSettings, generation: int) -> None:
             f"generation {generation} of {settings.path} is at no frontier",
             hint="wait until it has caught up, or build it: `cdc rebuild`",
         )
-    before = current.newest
-    versions = {each: move(settings, generation, each, new.versions[each]) for each in new.versions}
-    shared = ((before and before.versions) or {}).keys() - versions.keys()
-    if built.tables is None:  # it is complete: mirrors that it lacks have no rows
-        emptied = {each: _emptied(settings, generation, new.applied.seq, each) for each in shared}
-        versions |= {each: version for each, version in emptied.items() if version is not None}
-        shared = set()
-    carried = {each: _carried(settings, generation, each) for each in shared}
-    versions |= {each: version for each, (version, _) in carried.items()}
-    applied, reached = new.applied, max(new.applied.seq, built.reached)
-    at_one_frontier = True
-    if before is not None and shared:
-        applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
-        # If the follower is in the middle of a cut, some of them are ahead of its frontier.
-        ahead = max(seq for _, seq in carried.values())
-        reached = max(reached, before.applied.seq, current.reached, ahead)
-        at_one_frontier = before.applied.seq == new.applied.seq and ahead <= applied.seq
-    applied = applied._replace(generation=generation)
-    current.switch(FrontierRow(generation, applied, versions, at_one_frontier), reached)
-    clear(settings, generation, settings.path)
+    versions: dict[str, int] = {}
+    for each, version in new.versions.items():
+        versions[each] = _repeated(settings, partial(move, settings, generation, each, version))
+        failpoints.reach("rebuild_moved")
+    emptied: dict[str, int | None] = {}
+    carried: dict[str, tuple[int, int]] = {}
+
+    def show() -> None:
+        """Append the row, from the newest frontier of the old generation's follower.
+
+        That commits until its mirrors are replaced, and frontiers without changes after that.
+        """
+        if not current.find() or current.generation == generation:
+            return
+        before = current.newest
+        places = before.versions.keys() if before else set()
+        for each in places - versions.keys() - emptied.keys() - carried.keys():
+            if built.tables is None:  # it is complete: mirrors that it lacks have no rows
+                emptied[each] = _emptied(settings, generation, new.applied.seq, each)
+            else:
+                carried[each] = _carried(settings, generation, each)
+        applied, reached = new.applied, max(new.applied.seq, built.reached)
+        at_one_frontier = True
+        if before is not None and carried:
+            applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
+            # If the follower is in the middle of a cut, some of them are ahead of its frontier.
+            ahead = max(seq for _, seq in carried.values())
+            reached = max(reached, before.applied.seq, current.reached, ahead)
+            at_one_frontier = before.applied.seq == new.applied.seq and ahead <= applied.seq
+        every = {
+            **versions,
+            **{each: version for each, version in emptied.items() if version is not None},
+            **{each: version for each, (version, _) in carried.items()},
+        }
+        applied = applied._replace(generation=generation)
+        current.switch(FrontierRow(generation, applied, every, at_one_frontier), reached)
+
+    _repeated(settings, show)
+
+
+def _repeated(settings: DeltaSettings, step: Callable[[], T]) -> T:
+    """Return what a step of the switch returns; repeat it if another process committed first."""
+    for _ in range(_TRIES):
+        try:
+            return step()
+        except lake.ConflictError:
+            continue
+    raise lake.busy(settings.path)
+
+
+def switching(settings: DeltaSettings) -> int | None:
+    """Return the generation whose switch was interrupted: a mirror has it, `_frontiers` not yet.
+
+    None if there is none, or its shadow build is missing.
+    """
+    current, root = _frontiers(settings, settings.path), settings.path.rstrip("/")
+    current.find()
+    app = lake.app_of(settings.pipeline, settings.follower)
+
+    def at(mirror: str) -> int:
+        table = lake.opened(f"{root}/{mirror}", settings.storage)
+        with lake.translated(f"{root}/{mirror}"):
+            return lake.generation_and_seq(table and lake.newest_transaction(table, app))[0]
+
+    for number in reversed(_numbers(settings)):
+        if number <= current.generation:
+            return None
+        built = _frontiers(settings, _shadow_root(settings, number))
+        new = built.newest if built.find() else None
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            if new is not None and number in set(pool.map(at, new.versions)):
+                return number
+    return None
+
+
+def finish_switch(settings: DeltaSettings) -> bool:
+    """Finish a switch that was interrupted; return whether there was one."""
+    number = switching(settings)
+    if number is not None:
+        log.warning("%s: finishing the switch to generation %d", settings.follower, number)
+        switch(settings, number)
+    return number is not None
 
 
 def clear(settings: DeltaSettings, generation: int, root: str) -> None:
@@ -155,7 +244,8 @@ def move(settings: DeltaSettings, generation: int, mirror: str, version: int) ->
     """Replace the rows that readers see by a built mirror's; return the Delta version."""
     path = f"{settings.path.rstrip('/')}/{mirror}"
     built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)
-    assert built is not None, "a mirror that a frontier names is there"
+    if built is None:
+        raise StoreLostError(f"{mirror} is missing in the shadow build {generation}")
     app = lake.app_of(settings.pipeline, settings.follower)
     upto = lake.newest_transaction(built, app) or lake.transaction_version(generation, 0)
     table = lake.opened(path, settings.storage)
@@ -165,7 +255,8 @@ def move(settings: DeltaSettings, generation: int, mirror: str, version: int) ->
     else:
         table = _made_as(built, path, by)
     if (lake.newest_transaction(table, app) or 0) < upto:
-        table = lake.copied(built, path, settings.storage, CommitInfo(app, upto, by.facts))
+        # Fails if another process commits after the line above, perhaps later rows.
+        table = lake.copied(built, table, path, settings.storage, CommitInfo(app, upto, by.facts))
     evolve.keep_key(table, evolve.key_of(built), by)
     return table.version()
 

@@ -342,11 +342,12 @@ def looked_up(exact: pa.Array, name: str) -> pa.Array:
 
 
 def copied(
-    table: DeltaTable, path: str, storage: Mapping[str, str], commit: CommitInfo
+    table: DeltaTable, to: DeltaTable, path: str, storage: Mapping[str, str], commit: CommitInfo
 ) -> DeltaTable:
-    """Replace the table at `path` by another one's rows and columns; return the table at `path`."""
-    to = opened(path, storage)
-    assert to is not None, "the caller has made it"
+    """Replace `to`, which is at `path`, by another table's rows and columns; return it reloaded.
+
+    Raises ConflictError if another commit of the app has come first.
+    """
     rows = pa.RecordBatchReader.from_batches(
         arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())
     )

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import CDCError, ConfigError, Policy, StoreLostError, UnavailableError
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    Policy,
+    StoreLostError,
+    SwitchedError,
+    UnavailableError,
+)
 from cdc.events import table_name, unescaped_table
 from lockstep.sinks.contract import (
     Applied,
@@ -109,6 +116,11 @@ class DeltaSink:
     def open(self) -> StoreState | None:
         with self._idle.lock:
             self._idle.forget()
+            try:
+                return self._open()
+            except SwitchedError:
+                if self._generation is not None or not generations.finish_switch(self._settings):
+                    raise
             return self._open()
 
     def _open(self) -> StoreState | None:
@@ -419,6 +431,9 @@ class DeltaSink:
 
     def still_read(self) -> int | None:
         return generations.still_read(self._settings)
+
+    def switching(self) -> int | None:
+        return generations.switching(self._settings)
 
     def erase(
         self,

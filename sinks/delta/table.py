@@ -200,7 +200,11 @@ class Mirror:
         with lake.translated(self.path):
             generation, _ = self._reached
         if generation > self._keeper.generation:
-            raise SwitchedError(f"{self.path} already has generation {generation}")
+            raise SwitchedError(
+                f"{self.path} already has generation {generation}",
+                hint="the follower opens its store again and finishes the switch; if that build was"
+                f" deleted, `cdc rebuild {self._keeper.follower}` makes another",
+            )
         features.expect_writable(self.loaded, self._keeper.large)
 
     def _update(self) -> None:
