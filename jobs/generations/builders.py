@@ -25,6 +25,7 @@ from cdc.log.follower_reports import FollowerRecord, Reports
 from cdc.log.partitions import OffsetRange
 from cdc.log.ranges import RangeReader
 from cdc.operate.commands import snapshots
+from cdc.operate.readable import listed
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
 from lockstep.jobs.apply.positions import is_of_this_log
@@ -207,6 +208,15 @@ class LogBuilder:
             return "events are missing in it"
         return f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"
 
+    def expect_past(self) -> None:
+        if missing := direct(self._config, self._topics(), recorded(self._config)):
+            raise ConfigError(
+                f"{self._name} has no past states of {listed(sorted(missing))}: the first rows were"
+                " copied directly into Delta, and are neither in the log nor in the archive",
+                hint="read a mirror's own past: the rows of `_frontiers` and `read_as_of`"
+                " (docs/DELTA.md), or give the other tables a follower of their own",
+            )
+
     def forward(self, sink: Sink, generation: int, until: LSN | None) -> Applied:
         there = sink.generations().get(generation) if isinstance(sink, Generations) else None
         if until is not None and (there is None or not there.place):
@@ -355,6 +365,9 @@ class MirrorBuilder:
         return 0
 
     read_again = prepare
+
+    def expect_past(self) -> None:
+        """Do nothing: the mirror's frontiers have all rows."""
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         cut = self._mirror.cut(None, until)

@@ -69,6 +69,13 @@ class Builder(Protocol):
         """Do as `prepare` does, for an empty generation, with the rows as the source has them."""
         ...
 
+    def expect_past(self) -> None:
+        """Raise ConfigError if past states can't be built, because rows were never in the source.
+
+        They can be read again, but only as they are now.
+        """
+        ...
+
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         """Open it and apply everything up to now, or up to the last frontier not above `until`."""
         ...
@@ -125,6 +132,7 @@ class Rebuild:
 
     def as_of(self, lsn: LSN) -> RebuildOutcome:
         """Build the state at the last frontier not above an LSN, in a separate generation."""
+        self._builder.expect_past()
         number = max([*self._sink.generations(), AS_OF_ABOVE]) + 1
         applied = self._builder.forward(self._sink.at(number), number, lsn)
         return RebuildOutcome(number, applied, self._sink.current())

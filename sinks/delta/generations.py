@@ -186,8 +186,10 @@ def switching(settings: DeltaSettings) -> int | None:
 
     def at(mirror: str) -> int:
         table = lake.opened(f"{root}/{mirror}", settings.storage)
+        if table is None:
+            return 0
         with lake.translated(f"{root}/{mirror}"):
-            return lake.generation_and_seq(table and lake.newest_transaction(table, app))[0]
+            return lake.generation_and_seq(lake.newest_transaction(table, app))[0]
 
     for number in reversed(_numbers(settings)):
         if number <= current.generation:

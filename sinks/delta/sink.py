@@ -455,6 +455,9 @@ class DeltaSink:
         """Return a table's mirror; it may not exist yet."""
         if place not in self.mirrors:
             keeper = keeper_of(self._settings, self.frontiers.generation)
+            if self._root.rstrip("/") != self._settings.path.rstrip("/"):
+                # A snapshot has filled no mirror of a shadow build: its source has all rows.
+                keeper = keeper._replace(is_direct=None)
             self.mirrors[place] = Mirror(place, f"{self._root}/{place}", keeper)
         return self.mirrors[place]
 

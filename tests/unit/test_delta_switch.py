@@ -26,6 +26,10 @@ from tests.unit.test_rebuild import TABLES, KilledError, Log
 USERS_ALONE = frozenset({USERS.name})
 
 
+def is_users(schema: str, table: str) -> bool:
+    return f"{schema}.{table}" == USERS.name
+
+
 class Lake:
     """A lake of the log's tables, its follower, and what readers see."""
 
@@ -35,8 +39,10 @@ class Lake:
         self.follower = self.sink()
         self.log.forward(self.follower, 1, None)
 
-    def sink(self) -> DeltaSink:
-        return DeltaSink(DeltaSettings("shop", "mirror", "shop", str(self.path)))
+    def sink(self, is_direct: Callable[[str, str], bool] | None = None) -> DeltaSink:
+        return DeltaSink(
+            DeltaSettings("shop", "mirror", "shop", str(self.path), is_direct=is_direct)
+        )
 
     def rebuild(self, reported: int = 0) -> Rebuild:
         return Rebuild(self.sink(), self.log, lambda _: None, reported=reported)
@@ -269,3 +275,27 @@ def test_a_mirror_that_another_process_replaces_first_is_not_replaced_again(
     lake.log.grow(5)
     assert lake.follow() == applied(19, generation=2)
     lake.check(applied(19))
+
+
+@pytest.mark.parametrize("tables", [None, USERS_ALONE])
+def test_a_table_that_was_copied_directly_is_built_again(
+    lake: Lake, tables: frozenset[str] | None
+) -> None:
+    """Its rows are read again through the log, into a mirror that no snapshot has filled."""
+    if tables is not None:
+        shutil.rmtree(lake.path / USERS.name)
+    sink = lake.sink(is_users)
+    rebuild = Rebuild(sink, lake.log, lambda _: None)
+    assert rebuild.run(tables, is_lost=tables is not None).generation == 2
+    lake.check(applied(9))
+
+
+def test_a_new_mirror_of_a_table_that_was_copied_directly_is_refused(tmp_path: Path) -> None:
+    """It would lack the first rows."""
+    sink = DeltaSink(
+        DeltaSettings("shop", "mirror", "shop", str(tmp_path / "other"), is_direct=is_users)
+    )
+    sink.open()
+    with pytest.raises(ConfigError, match="were copied directly"):
+        sink.begin(1, [USERS])
+    sink.close()

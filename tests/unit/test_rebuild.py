@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from cdc.events import LSN
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import LINES, USERS, applied, change, key, row
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
-from lockstep.jobs.generations import comparing
+from lockstep.jobs.generations import builders, comparing
 from lockstep.jobs.generations.builders import LogBuilder
 from lockstep.jobs.generations.comparing import Holding, KeyDifference, Newest
 from lockstep.jobs.generations.in_place import InPlace
@@ -59,6 +60,9 @@ class Log:
         return 0
 
     read_again = prepare
+
+    def expect_past(self) -> None:
+        """Do nothing: all rows are in the log."""
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         """Act as a `Builder`: a frontier at each seq, three in a cut."""
@@ -327,6 +331,24 @@ def test_a_generation_as_of_an_lsn_never_advances(
     assert sink.current() == 1
     assert Rebuild(sink, log, lambda _: None).run().generation == 2
     check(sink, log, request.node.nodeid)
+
+
+def test_a_past_state_without_directly_copied_rows_is_refused(
+    sink: MemorySink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log never had their first rows; no build is started."""
+    config = Mock(prefix="shop", pipeline="shop")
+    config.selection.of.return_value.snapshot = "log"
+    topics = {"shop.public.users": 1, "shop.public.lines": 1}
+    monkeypatch.setattr(LogBuilder, "_topics", lambda _: topics)
+    copied: set[str] = set()
+    monkeypatch.setattr(builders, "recorded", lambda _: copied)
+    builder = LogBuilder(config, "mirror", Mock(), print)
+    builder.expect_past()
+    copied.add("shop.public.lines")
+    with pytest.raises(ConfigError, match=r"no past states of public\.lines"):
+        Rebuild(sink, builder, print).as_of(LSN(9))
+    assert sink.generations() == {}
 
 
 def test_holdings_differ_by_key_seq_and_value() -> None:
