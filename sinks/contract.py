@@ -393,6 +393,10 @@ class ReadByGenerations(Protocol):
         """Return the older generation that readers use meanwhile; None if it is the current one."""
         ...
 
+    def drop_unread(self, generation: int) -> None:
+        """Delete an older generation once readers no longer use it: at once, or in upkeep."""
+        ...
+
     def switching(self) -> int | None:
         """Return the generation whose switch was interrupted, which its build can finish."""
         ...

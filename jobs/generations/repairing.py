@@ -1,9 +1,9 @@
 """Repair a store that lost a part: a shadow build of that part, switched to once it is proved.
 
 What is left stays as it is until then, and the follower's report says that it is at no frontier. It
-is deleted after the switch. Rows that the log no longer has are read again through the stream
-(`cdc snapshot`), which needs a daemon that streams: without one the follower waits. Killed at any
-time, the next start continues.
+is deleted after the switch, once no reader uses it. Rows that the log no longer has are read again
+through the stream (`cdc snapshot`), which needs a daemon that streams: without one the follower
+waits. Killed at any time, the next start continues.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cdc.errors import StoppedError, StoreLostError
 from lockstep.jobs.generations.builders import LogBuilder, MirrorBuilder, switching
 from lockstep.jobs.generations.rebuilding import Rebuild
-from lockstep.sinks.contract import Generations
+from lockstep.sinks.contract import Generations, ReadByGenerations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,5 +56,9 @@ class Repair:
             sink, builder, progress, report, reported=reported.generation if reported else 0
         )
         outcome = rebuild.run(error.tables, is_lost=True)
-        if outcome.former not in (None, outcome.generation):
+        if outcome.former in (None, outcome.generation):
+            return
+        if isinstance(sink, ReadByGenerations):
+            sink.drop_unread(outcome.former)
+        else:
             sink.drop(outcome.former)

@@ -59,6 +59,7 @@ _REACHED: Final = "lockstep/reached"
 _APPLIED: Final = "lockstep/applied"
 _GENERATION: Final = "lockstep/generation"
 _TIDIED: Final = "lockstep/tidied"  # the time, in seconds
+_UNWANTED: Final = "lockstep/unwanted"  # an older generation to be deleted, since which second
 # How many small files are joined at once; files above a size are not worth rewriting.
 MOST_FILES: Final = 200
 _SMALL_BYTES: Final = 4 << 20
@@ -90,6 +91,8 @@ class FrontierTable:
         self._dependent = 0
         self.reached = 0
         self.generation = 1
+        # An older generation to be deleted, 0 for none, and when that was noted, in seconds.
+        self.unwanted = 0, 0
         self.tidied = 0.0  # when the last upkeep ran, or the table was created
         self._own: TaggedVersion | None = None  # our last commit
         self._loaded: DeltaTable | None = None  # it may lack our commits since
@@ -207,6 +210,18 @@ class FrontierTable:
         # With half of them changed, a partial row saves little.
         return full if 2 * len(changed(row, full)) <= len(row.versions) else None
 
+    def drop_later(self, generation: int) -> None:
+        """Record that an older generation is to be deleted once no reader uses it."""
+        noted = lake.transaction_version(generation, int(time.time()))
+        for _ in range(_TRIES):
+            try:
+                self._append([], {_UNWANTED: noted})
+            except lake.ConflictError:
+                self._reload()
+                continue
+            return
+        raise lake.busy(self._path)
+
     def switch(self, row: FrontierRow, reached: int) -> None:
         """Make the row's generation current, at its frontier."""
         apps = {
@@ -252,7 +267,9 @@ class FrontierTable:
     def delete(self, generation: int) -> None:
         """Delete the rows of a generation."""
         with lake.translated(self._path):
-            self.table.delete(f"generation = {generation}")
+            self.table.delete(
+                f"generation = {generation}", commit_properties=self._properties({_UNWANTED: 0})
+            )
 
     def tidy(self, keep_hours: float) -> None:
         """Delete rows that are older than what can be read; join small files, delete old ones.
@@ -393,6 +410,7 @@ class FrontierTable:
         self.generation = lake.newest_transaction(table, _GENERATION) or 1
         generation, reached = lake.generation_and_seq(lake.newest_transaction(table, _REACHED))
         self.reached = reached if generation == self.generation else 0
+        self.unwanted = lake.generation_and_seq(lake.newest_transaction(table, _UNWANTED))
         made = (table.metadata().created_time or 0) / 1_000
         self.tidied = lake.newest_transaction(table, _TIDIED) or made
         generation, seq = lake.generation_and_seq(lake.newest_transaction(table, _APPLIED))

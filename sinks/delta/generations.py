@@ -228,6 +228,16 @@ def still_read(settings: DeltaSettings) -> int | None:
     return max(older, default=None) if newest is None or not newest.is_whole else None
 
 
+def drop_unread(settings: DeltaSettings, generation: int) -> None:
+    """Delete an older generation; if readers use it, leave that to upkeep."""
+    if still_read(settings) is None:
+        drop(settings, generation)
+        return
+    current = _frontiers(settings, settings.path)
+    current.open(1)
+    current.drop_later(generation)
+
+
 def drop(settings: DeltaSettings, generation: int) -> None:
     """Delete what only a generation has, which must not be the current one."""
     current = _frontiers(settings, settings.path)

@@ -17,6 +17,7 @@ else: the cut is applied to the other mirrors first, and the error names the tab
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -76,6 +77,9 @@ R = TypeVar("R")
 
 # How many commits run concurrently: on an object store they wait for it more than they compute.
 _AT_ONCE: Final = 16
+# For how long at least the generation that a repair has replaced is kept, if readers used it:
+# documents continue from a frontier that may be in it only.
+UNREAD_SECONDS: Final = 3_600.0
 
 
 class DeltaSink:
@@ -323,6 +327,10 @@ class DeltaSink:
     def tidy(self) -> None:
         """Run upkeep between two batches: few files, little storage."""
         mine, places = self._settings, list(self.mirrors.items())
+        unwanted, since = self.frontiers.unwanted
+        if unwanted and time.time() - since > UNREAD_SECONDS and self.still_read() is None:
+            with suppress(lake.ConflictError):  # the next upkeep deletes it
+                generations.drop(mine, unwanted)
         # First, so that no remaining frontier needs files that are then deleted.
         self.frontiers.tidy(mine.vacuum_hours)
         keeps_old = len(self.frontiers.rows()) > 1
@@ -431,6 +439,9 @@ class DeltaSink:
 
     def still_read(self) -> int | None:
         return generations.still_read(self._settings)
+
+    def drop_unread(self, generation: int) -> None:
+        generations.drop_unread(self._settings, generation)
 
     def switching(self) -> int | None:
         return generations.switching(self._settings)

@@ -6,19 +6,23 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from cdc.errors import ConfigError, SwitchedError
+from cdc.errors import ConfigError, StoreLostError, SwitchedError
 from cdc.events import LSN
 from lockstep.conformance.store import LINES, USERS, applied, change, row
+from lockstep.jobs.generations import repairing
 from lockstep.jobs.generations.rebuilding import Rebuild
 from lockstep.jobs.reading_as_of import read_as_of_arrow
 from lockstep.sinks.contract import Applied, Changes
 from lockstep.sinks.delta import generations as delta_generations
 from lockstep.sinks.delta import lake as delta_lake
+from lockstep.sinks.delta import sink as delta_sink
+from lockstep.sinks.delta.frontier_tail import FrontierTail
 from lockstep.sinks.delta.settings import DeltaSettings
 from lockstep.sinks.delta.sink import DeltaSink
 from tests.unit.test_rebuild import TABLES, KilledError, Log
@@ -298,4 +302,46 @@ def test_a_new_mirror_of_a_table_that_was_copied_directly_is_refused(tmp_path: P
     sink.open()
     with pytest.raises(ConfigError, match="were copied directly"):
         sink.begin(1, [USERS])
+    sink.close()
+
+
+def test_a_repair_keeps_the_frontiers_that_readers_use(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repaired mirror is newer than the others; documents are at the old frontier."""
+    shutil.rmtree(lake.path / USERS.name)
+    lake.log.grow(5)
+    sink = lake.sink()
+    monkeypatch.setattr(repairing, "LogBuilder", lambda *_: lake.log)
+    monkeypatch.setattr(repairing, "switching", lambda *_: None)
+    config, run = Mock(), Mock()
+    config.followers = {"mirror": Mock(documents=())}
+    run.read_report.return_value = None
+    run.stopping.is_set.return_value = False
+    lost = StoreLostError("it is missing", tables=USERS_ALONE)
+    repairing.Repair(config, "mirror", Mock())(run, sink, lost)
+    assert sink.current() == 2
+
+    def expect_frontiers(*seqs: int) -> None:
+        tail = FrontierTail(str(lake.path), {})
+        newest = tail.newest()
+        assert newest is not None
+        assert newest.applied.seq == seqs[-1]
+        for seq in seqs:
+            assert tail.at(applied(seq)) is not None
+
+    expect_frontiers(9)
+    assert lake.follow() == applied(14, generation=2)
+    lake.check(applied(14))
+    sink.open()
+    sink.tidy()
+    expect_frontiers(9, 14)
+    monkeypatch.setattr(delta_sink, "UNREAD_SECONDS", -1.0)
+    sink.open()
+    sink.tidy()
+    expect_frontiers(14)
+    assert list(sink.generations()) == [2]
+    sink.open()
+    assert sink.frontiers.unwanted == (0, 0)
+    lake.check(applied(14))
     sink.close()
