@@ -160,7 +160,7 @@ def test_the_repair_of_one_mirror_that_died_during_its_switch_is_finished(
     shutil.rmtree(lake.path / USERS.name)
     lake.log.grow(later)
     with monkeypatch.context() as patched:
-        patched.setattr(delta_generations, "_carried", _die)
+        patched.setattr(delta_lake, "append", _die)
         with pytest.raises(KilledError):
             lake.rebuild().run(USERS_ALONE, is_lost=True)
     assert lake.sink().current() == 1

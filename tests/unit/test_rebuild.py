@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import CDCError, ConfigError, SwitchedError, UnavailableError
 from cdc.events import LSN
+from cdc.log import reader
 from lockstep.conformance.memory import STORES, MemorySink
 from lockstep.conformance.store import LINES, USERS, applied, change, key, row
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
@@ -340,7 +341,9 @@ def test_a_past_state_without_directly_copied_rows_is_refused(
     config = Mock(prefix="shop", pipeline="shop")
     config.selection.of.return_value.snapshot = "log"
     topics = {"shop.public.users": 1, "shop.public.lines": 1}
-    monkeypatch.setattr(LogBuilder, "_topics", lambda _: topics)
+    config.followers = {"mirror": Mock()}
+    monkeypatch.setattr(reader, "read_resume", lambda _: (Mock(),))
+    monkeypatch.setattr(builders, "Chosen", lambda *_: Mock(among=lambda _: topics))
     copied: set[str] = set()
     monkeypatch.setattr(builders, "recorded", lambda _: copied)
     builder = LogBuilder(config, "mirror", Mock(), print)
