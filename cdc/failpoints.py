@@ -80,7 +80,6 @@ REBUILD_NAMES: Final = (
     "rebuild_started",  # its number is known, nothing of it exists
     "rebuild_proved",  # it holds what the log holds, readers see the old one
     "rebuild_switching",  # the coming switch is reported, readers see the old one
-    "rebuild_moved",  # in a lake: a mirror is replaced, readers see the old one
     "rebuild_switched",  # readers see it, not reported yet
 )
 # In the archive's job, in the order a cut passes them.

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
-from cdc import failpoints
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from lockstep.sinks.delta import evolve, features, lake, layout
 from lockstep.sinks.delta.frontier_rows import FrontierRow
@@ -128,7 +127,6 @@ def _switch(settings: DeltaSettings, generation: int, current: FrontierTable) ->
     versions: dict[str, int] = {}
     for each, version in new.versions.items():
         versions[each] = _repeated(settings, partial(move, settings, generation, each, version))
-        failpoints.reach("rebuild_moved")
     emptied: dict[str, int | None] = {}
     carried: dict[str, tuple[int, int]] = {}
 

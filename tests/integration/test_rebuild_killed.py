@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 SAMPLE: Final = (
     Plan("cache", (), ("rebuild_started", _SEEN_FROM)),
     Plan("search", ("--table", "public.entries"), ("follow_written:2",)),
-    Plan("lake", (), ("rebuild_switching", "rebuild_moved")),
+    Plan("lake", (), ("rebuild_switching",)),
     Plan("cache", ("--as-of",), ("follow_started",)),
 )
 
@@ -316,7 +316,6 @@ def check(bank: Bank, plan: Plan, old: State, asked: str) -> None:
                 "follow_started",
                 "follow_written:2",
                 "rebuild_switching",
-                "rebuild_moved",
             ):
                 assert bank.views[name]() == old
         outcome = bank.rebuild(name, *given)
