@@ -198,6 +198,12 @@ class Applied(NamedTuple):
             for number, end in enumerate(ends)
         }
 
+    def replaced_by(self, former: Applied | None) -> Applied:
+        """Return `former` if it is this frontier, with other ends; else this one unchanged."""
+        if former is None or (former.seq, former.lsn) != (self.seq, self.lsn):
+            return self
+        return former
+
     @property
     def fields(self) -> dict[str, Any]:
         """The frontier as a JSON object, its LSN as a text."""
@@ -368,11 +374,14 @@ class Generations(Listable, Sink, Protocol):
         """
         ...
 
-    def switch(self, generation: int) -> None:
+    def switch(self, generation: int, former: Applied | None = None) -> None:
         """Switch readers to that generation at once; nothing is deleted.
 
-        If it has some tables only, the applied frontier is the older of both generations', and
-        `reached` the newest that any table has, so that the next cut brings all to one state.
+        If it has some tables only, the applied frontier is the older of both generations', the
+        previous one's if they are equal, and `reached` the newest that any table has, so that the
+        next cut brings all to one state. `former`, if given, is the previous generation's frontier
+        with the `ends` of these tables' topics, which that generation may have lacked: it replaces
+        the stored one, unless that has changed since.
         """
         ...
 

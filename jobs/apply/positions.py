@@ -20,6 +20,7 @@ from cdc.log.ranges import RangeReader
 from lockstep.jobs.apply.opening import open_store
 from lockstep.jobs.apply.running import with_remedy
 from lockstep.jobs.cuts.chosen import Chosen
+from lockstep.jobs.cuts.frontiers import FrontierFinder
 from lockstep.jobs.cuts.reduce import parsed
 from lockstep.sinks.contract import Applied
 
@@ -83,18 +84,47 @@ def _expect_complete(config: Config, name: str, applied: Applied) -> None:
     if resumed is None:
         return
     topics = Chosen(config, config.followers[name]).among(resumed[0].partitions)
+    for topic, seq in _never_applied(config, topics, applied).items():
+        table = names.table_name(config.prefix, topic)
+        raise ConfigError(
+            f"{table} has changes, from seq {seq} on, that follower {name} at seq"
+            f" {applied.seq} never applied: the table was not always among its tables",
+            hint=f"`cdc rebuild {name}` reads all rows again; or remove the table from the"
+            " follower's tables",
+        )
+
+
+def _never_applied(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[str, int]:
+    """Return topics with events up to a store's frontier that it never applied, and a seq."""
     left = _unread(config, topics, applied)
     with closing(RangeReader(config)) as log:
         firsts = log.first_events(left)
-    for (topic, _), value in firsts.items():
-        if (seq := parsed(value).source.seq) <= applied.seq:
-            table = ".".join(names.table_of(config.prefix, topic))
-            raise ConfigError(
-                f"{table} has changes, from seq {seq} on, that follower {name} at seq"
-                f" {applied.seq} never applied: the table was not always among its tables",
-                hint=f"`cdc rebuild {name}` reads all rows again; or remove the table from the"
-                " follower's tables",
-            )
+    seqs = {topic: parsed(value).source.seq for (topic, _), value in firsts.items()}
+    return {topic: seq for topic, seq in seqs.items() if seq <= applied.seq}
+
+
+def with_ends(config: Config, topics: Mapping[str, int], applied: Applied) -> Applied:
+    """Return a store's frontier as it is once it has rebuilt topics, even if it lacked them.
+
+    For such a topic the store has no ends, or those of an earlier frontier. The log's records have
+    them. A partition that no remaining record names is read from its beginning: if it had events
+    before the frontier, the follower notices at its start.
+    """
+    known = topics.keys() <= applied.ends.keys()
+    if not applied.place or (known and not _never_applied(config, topics, applied)):
+        return applied
+    with closing(FrontierFinder(config)) as log:
+        placed = log.newest(applied.seq)
+        found = log.ends(placed) if placed is not None else {}
+    places = [(topic, number) for topic, count in topics.items() for number in range(count)]
+    ends, spans = applied.end_of, absence.spans(config, places)
+    for place in places:
+        ends[place] = max(ends.get(place, 0), found.get(place, 0)) or spans[place][0]
+    rebuilt = {
+        topic: tuple(ends[topic, number] for number in range(count))
+        for topic, count in topics.items()
+    }
+    return applied._replace(ends={**applied.ends, **rebuilt})
 
 
 def _unread(

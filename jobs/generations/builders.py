@@ -28,7 +28,7 @@ from cdc.operate.commands import snapshots
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.following import Following
 from lockstep.jobs.apply.following_documents import DocumentsFollowing
-from lockstep.jobs.apply.positions import is_of_this_log
+from lockstep.jobs.apply.positions import is_of_this_log, with_ends
 from lockstep.jobs.apply.refilling import rekeyed, shortened
 from lockstep.jobs.apply.running import FollowerRun
 from lockstep.jobs.apply.stores import kind
@@ -275,6 +275,14 @@ class LogBuilder:
                         newest.add(key, event.source.seq, there=event.op != "d")
         return newest.rows(max(truncated, self._floor))
 
+    def with_ends(self, applied: Applied, tables: frozenset[str]) -> Applied:
+        topics = {
+            topic: count
+            for topic, count in self._topics().items()
+            if names.table_name(self._config.prefix, topic) in tables
+        }
+        return with_ends(self._config, topics, applied)
+
     def _has_later(self, applied: Applied, until: LSN) -> bool:
         """Return whether the log has a frontier above one that is not above an LSN."""
         with closing(FrontierFinder(self._config)) as log:
@@ -397,6 +405,9 @@ class MirrorBuilder:
 
     def altered_at(self, version: Version, applied: Applied) -> int:  # noqa: ARG002 - a Builder's
         return 0  # seqs only show when a document was built
+
+    def with_ends(self, applied: Applied, tables: frozenset[str]) -> Applied:  # noqa: ARG002 - a Builder's
+        return applied  # its cuts come from the mirror's frontiers
 
 
 def _run(

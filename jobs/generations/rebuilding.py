@@ -92,6 +92,10 @@ class Builder(Protocol):
         """Return the seq at which DDL has changed a table's rows last, up to a frontier; or 0."""
         ...
 
+    def with_ends(self, applied: Applied, tables: frozenset[str]) -> Applied:
+        """Return a store's frontier with the ends of the tables at it, which it may have lacked."""
+        ...
+
 
 class Compared(NamedTuple):
     """The result of comparing a table with the old generation."""
@@ -170,7 +174,7 @@ class Rebuild:
             applied = self._forward(build, number)
         self._prove(build, self._versions(applied, tables), applied)
         failpoints.reach("rebuild_proved")
-        applied = self._switch(build, number, known, applied)
+        applied = self._switch(build, number, known, applied, tables)
         build.close()
         return RebuildOutcome(number, applied, former, compared)
 
@@ -276,7 +280,12 @@ class Rebuild:
         )
 
     def _switch(
-        self, build: Generations, number: int, former: int | None, applied: Applied
+        self,
+        build: Generations,
+        number: int,
+        former: int | None,
+        applied: Applied,
+        tables: frozenset[str] | None,
     ) -> Applied:
         """Switch readers to the build, once it is not below the frontier that they see."""
         for _ in range(_TURNS):
@@ -287,7 +296,9 @@ class Rebuild:
         if self._sink.current() != number:
             self._report(applied, "readers are about to see another generation")
             failpoints.reach("rebuild_switching")
-            self._sink.switch(number)
+            if old is not None and tables is not None:
+                old = self._builder.with_ends(old, tables)
+            self._sink.switch(number, old)
             failpoints.reach("rebuild_switched")
         # Also after an attempt that died during the switch: opening the store finishes it.
         seen, why = self._seen(number, applied)

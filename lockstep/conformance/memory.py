@@ -163,7 +163,7 @@ class MemorySink:
             shadow=ShadowBuild(generation, tables),
         )
 
-    def switch(self, generation: int) -> None:
+    def switch(self, generation: int, former: Applied | None = None) -> None:
         old = STORES[self._name]
         if generation == old.generation:
             return
@@ -173,7 +173,8 @@ class MemorySink:
             new.tables = old.tables | rebuilt
             new.reached = max(old.reached, new.reached, old.applied.seq, new.applied.seq)
             new.replacing = max(old.replacing, new.replacing)
-            new.applied = min(old.applied, new.applied, key=lambda each: (each.seq, each.lsn))
+            before = old.applied.replaced_by(former)
+            new.applied = min(before, new.applied, key=lambda each: (each.seq, each.lsn))
             new.applied = new.applied._replace(generation=generation)
             new.only = None
         new.shadows, old.shadows = {**old.shadows, old.generation: old}, {}

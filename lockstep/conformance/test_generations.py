@@ -164,6 +164,29 @@ def test_a_shadow_build_of_one_table_leaves_the_others_at_their_frontier(
     shadow.close()
 
 
+@pytest.mark.parametrize("seq", [5, 6])
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_a_switch_of_some_tables_takes_the_ends_that_it_is_given(
+    several: Generations, seq: int, *, has_changed: bool
+) -> None:
+    """The previous generation may have lacked these tables: its own frontier has no ends of them.
+
+    Those of the shadow build are of all tables, also of others that are missing.
+    """
+    apply(several, 5, lines(4, 7))
+    shadow = several.at(2, _USERS_ALONE)
+    shadow.open()
+    put(shadow, 2, seq, users(seq, 1))
+    known = applied(4 if has_changed else 5)
+    given = known._replace(ends={**known.ends, "shop.public.added": (7, 8)})
+    several.switch(2, given)
+    state = several.open()
+    assert state is not None
+    assert (state.applied.generation, state.applied.seq, state.reached) == (2, 5, seq)
+    assert state.applied.ends == (applied(5) if has_changed else given).ends
+    shadow.close()
+
+
 def test_a_shadow_build_is_not_continued_for_other_tables(
     several: Generations,
 ) -> None:

@@ -99,14 +99,14 @@ def found(settings: DeltaSettings) -> Mapping[int, Applied | None]:
     return every
 
 
-def switch(settings: DeltaSettings, generation: int) -> None:
-    """Switch readers to a generation from its shadow build."""
+def switch(settings: DeltaSettings, generation: int, former: Applied | None = None) -> None:
+    """Switch readers to a generation from its shadow build; see `Generations.switch`."""
     current = _frontiers(settings, settings.path)
     current.open(1)
     if current.generation == generation:
         return
     try:
-        _switch(settings, generation, current)
+        _switch(settings, generation, current, former)
     except Exception:
         # Another process that has finished the switch has deleted the build.
         if current.find() and current.generation == generation:
@@ -115,7 +115,9 @@ def switch(settings: DeltaSettings, generation: int) -> None:
     clear(settings, generation, settings.path)
 
 
-def _switch(settings: DeltaSettings, generation: int, current: FrontierTable) -> None:
+def _switch(
+    settings: DeltaSettings, generation: int, current: FrontierTable, former: Applied | None
+) -> None:
     """Replace the mirrors, then append the row; repeatable."""
     built = _frontiers(settings, _shadow_root(settings, generation))
     new = built.newest if built.find() else None
@@ -146,10 +148,11 @@ def _switch(settings: DeltaSettings, generation: int, current: FrontierTable) ->
                 carried[each] = _carried(settings, generation, each)
         applied, reached = new.applied, max(new.applied.seq, built.reached)
         at_one_frontier = True
-        if before is not None and carried:
-            applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
+        if before is not None and built.tables is not None:
+            older = before.applied.replaced_by(former)
+            applied = min(older, applied, key=lambda each: (each.seq, each.lsn))
             # If the follower is in the middle of a cut, some of them are ahead of its frontier.
-            ahead = max(seq for _, seq in carried.values())
+            ahead = max((seq for _, seq in carried.values()), default=0)
             reached = max(reached, before.applied.seq, current.reached, ahead)
             at_one_frontier = before.applied.seq == new.applied.seq and ahead <= applied.seq
         every = {

@@ -431,8 +431,8 @@ class DeltaSink:
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
         return type(self)(self._settings, generation, tables)
 
-    def switch(self, generation: int) -> None:
-        generations.switch(self._settings, generation)
+    def switch(self, generation: int, former: Applied | None = None) -> None:
+        generations.switch(self._settings, generation, former)
 
     def drop(self, generation: int) -> None:
         generations.drop(self._settings, generation)

@@ -33,8 +33,10 @@ def generations(record: IndexRecord | None) -> Mapping[int, Applied | None]:
     }
 
 
-def switch(records: FollowerRecords, indices: Indices, generation: int) -> None:
-    """Switch readers to a generation."""
+def switch(
+    records: FollowerRecords, indices: Indices, generation: int, former: Applied | None = None
+) -> None:
+    """Switch readers to a generation; see `Generations.switch`."""
 
     def begin(record: IndexRecord) -> bool:
         build = record.build(generation)
@@ -43,14 +45,14 @@ def switch(records: FollowerRecords, indices: Indices, generation: int) -> None:
         if record.generation == generation:
             return False
         if build.only is not None:
-            _share(record.builds[str(record.generation)], build, generation)
+            _share(record.builds[str(record.generation)], build, generation, former)
         record.generation, record.switching = generation, True
         return True
 
     finish_switch(records, indices, records.change(begin))
 
 
-def _share(old: Build, new: Build, generation: int) -> None:
+def _share(old: Build, new: Build, generation: int, former: Applied | None) -> None:
     """Give the new build the old one's other tables; its frontier is the older of both."""
     if new.applied is not None:
         # Changes up to its frontier come again and are already applied; in a table whose key
@@ -64,6 +66,8 @@ def _share(old: Build, new: Build, generation: int) -> None:
     new.replacing = max(old.replacing, new.replacing)
     # If either part has applied nothing, the result starts at the log's beginning.
     older = min(frontiers, key=_seq) if len(frontiers) == 2 else None  # noqa: PLR2004 - both
+    if older is not None and older is old.applied:
+        older = Applied.from_fields(older).replaced_by(former).fields
     new.applied = older and {**older, "generation": generation}
     new.letters += old.letters
     new.only = None

@@ -245,10 +245,10 @@ class OpenSearchSink:
         """Return a sink of a generation, which `open` creates; of some tables only, if given."""
         return type(self)(self.options, ShadowBuild(generation, tables))
 
-    def switch(self, generation: int) -> None:
+    def switch(self, generation: int, former: Applied | None = None) -> None:
         """Switch readers to a generation; the previous one is kept."""
         self._records.load()
-        switch(self._records, self._indices, generation)
+        switch(self._records, self._indices, generation, former)
 
     def drop(self, generation: int) -> None:
         """Delete what only that generation has."""

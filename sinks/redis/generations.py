@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cdc.errors import ConfigError
+from lockstep.sinks.contract import Applied
 from lockstep.sinks.redis.calls import Layout
 from lockstep.sinks.redis.client import Call, RedisClient, Script
 from lockstep.sinks.redis.health import evicts, raise_sentinels
@@ -33,6 +34,7 @@ from lockstep.sinks.redis.state import (
     fields_of,
     floor_field,
     frontier_as_json,
+    frontier_of,
     generations_of,
     layouts_of,
     sentinel_of,
@@ -49,12 +51,18 @@ _DELETE_ROWS = Script(DELETE_ROWS)
 
 
 def switch(
-    client: RedisClient, names: Names, prefix: str, generation: int, shapes: Mapping[str, RowShape]
+    client: RedisClient,
+    names: Names,
+    prefix: str,
+    generation: int,
+    shapes: Mapping[str, RowShape],
+    former: Applied | None = None,
 ) -> None:
     """Switch readers to a generation; do nothing if they see it.
 
-    `shapes` are the configuration's: if the previous generation was lost with its layout, its
-    remaining values are found by them, and deleted just before the new ones appear.
+    `former` is that of `Generations.switch`. `shapes` are the configuration's: if the previous
+    generation was lost with its layout, its remaining values are found by them, and deleted just
+    before the new ones appear.
     """
     fields = finish_switch(client, names, prefix, fields_of(client, names))
     while (current := fields.get(b"current", b"")) != b"%d" % generation:
@@ -66,7 +74,10 @@ def switch(
         if LOST in builds_of(fields, int(current)).values():
             _clear_unknown(client, names, prefix, shapes, fields)
         under_way = b"%b>%d" % (current, generation)
-        _advance(client, names, fields, generation, under_way, [b"applying", UNENDED])
+        # Whichever process finishes the switch reads it here.
+        joined = b"" if former is None else frontier_as_json(former)
+        more = [b"applying", UNENDED, b"%d:former" % generation, joined]
+        _advance(client, names, fields, generation, under_way, more)
         fields = finish_switch(client, names, prefix, fields_of(client, names))
 
 
@@ -137,8 +148,9 @@ def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[byt
         builds = builds_of(fields, old) | builds
         reached = max(reached, int(fields.get(b"%d:reached" % old, b"0"), 16))
         replacing = max(replacing, int(fields.get(b"%d:replacing" % old, b"0"), 16))
-        if before is not None and sortable(before) < sortable(applied):
-            applied = before._replace(generation=applied.generation)
+        if before is not None and sortable(before) <= sortable(applied):
+            joined = frontier_of(fields.get(b"%d:former" % new, b""))
+            applied = before.replaced_by(joined)._replace(generation=applied.generation)
     return [
         *(b"generation", b"%d" % new),
         *(b"%d:builds" % new, msgspec.json.encode(builds)),
@@ -150,6 +162,7 @@ def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[byt
         *(b"lsn", str(applied.lsn).encode()),
         *(b"committed_at_us", b"%d" % applied.committed_at_us),
         *(b"applying", b"%016x" % reached if reached > applied.seq else b""),
+        *(b"%d:former" % new, b""),
         *floors,
     ]
 

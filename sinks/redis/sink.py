@@ -295,10 +295,11 @@ class RedisSink:
         """Return a sink of a generation, which `open` creates; of some tables only, if given."""
         return type(self)(self._settings, ShadowBuild(generation, tables))
 
-    def switch(self, generation: int) -> None:
+    def switch(self, generation: int, former: Applied | None = None) -> None:
         """Switch readers to a generation, whose values get the names of the previous one's."""
         settings = self._settings
-        switch(self._client, self._names, settings.prefix, generation, settings.shapes)
+        names, prefix = self._names, settings.prefix
+        switch(self._client, names, prefix, generation, settings.shapes, former)
 
     def drop(self, generation: int) -> None:
         """Delete what only that generation has."""

@@ -138,7 +138,7 @@ def generations_of(fields: Fields) -> dict[int, Applied | None]:
     """Return every generation with its applied frontier."""
     found = [int(name.partition(b":")[0]) for name in fields if name.endswith(b":token")]
     stored = {number: fields.get(b"%d:applied" % number) for number in sorted(found)}
-    return {number: None if each is None else _frontier(each) for number, each in stored.items()}
+    return {number: frontier_of(each) for number, each in stored.items()}
 
 
 def layouts_of(fields: Fields, build: int) -> dict[str, Layout]:
@@ -189,9 +189,10 @@ def _stored_state(
 ) -> StoreState | None:
     if stored is None and not reached:
         return None
-    applied = Applied.beginning("", generation) if stored is None else _frontier(stored)
+    applied = frontier_of(stored) or Applied.beginning("", generation)
     return StoreState(applied, reached, replacing > applied.seq)
 
 
-def _frontier(stored: bytes) -> Applied:
-    return Applied.from_fields(msgspec.json.decode(stored))
+def frontier_of(stored: bytes | None) -> Applied | None:
+    """Return the frontier that a field has, if any."""
+    return Applied.from_fields(msgspec.json.decode(stored)) if stored else None

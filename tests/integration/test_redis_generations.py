@@ -335,6 +335,9 @@ class Rows:
     def expect_past(self) -> None:
         """Do nothing: all rows are there."""
 
+    def with_ends(self, at: Applied, _: frozenset[str]) -> Applied:
+        return at
+
 
 @pytest.mark.parametrize(
     "shape",

@@ -97,6 +97,9 @@ class Log:
     def altered_at(self, _: Version, __: Applied) -> int:
         return 0
 
+    def with_ends(self, at: Applied, tables: frozenset[str]) -> Applied:
+        return at._replace(ends={**at.ends, **{f"shop.{name}": (at.seq,) for name in tables}})
+
     def keys(self, version: Version, at: Applied) -> Iterator[tuple[bytes, int]]:
         newest = {
             each.key: each
@@ -290,6 +293,7 @@ def test_one_table_is_rebuilt_and_the_others_are_kept(
     rebuild = Rebuild(sink, log, lambda _: None, lambda at, why: reported.append((at.seq, not why)))
     outcome = rebuild.run(frozenset({"public.users"}))
     assert (sink.current(), outcome.applied.seq) == (2, 40)
+    assert outcome.applied.ends["shop.public.users"] == (40,)
     # The others lack what the new table has: it must not be reported as applied.
     assert reported == [(45, False), (40, False)]
     log.forward(sink, 2, None)
