@@ -47,9 +47,27 @@ def open_in_log(run: FollowerRun, sink: Sink) -> StoreState:
     except GapError as error:
         run.opened_at(Applied.beginning(run.config.pipeline, applied.generation))
         raise with_remedy(error, run.name, "at the store's frontier") from error
-    run.opened_at(applied)
+    if _is_at_no_frontier(run, state):
+        run.opened_at_no_frontier(applied.generation)
+    else:
+        run.opened_at(applied)
     _expect_complete(run.config, run.name, applied)
     return state
+
+
+def _is_at_no_frontier(run: FollowerRun, state: StoreState) -> bool:
+    """Return whether the store lacks rows of its frontier until it has the interrupted cut.
+
+    Its own state can't show that. A rebuild has reported it: the store was emptied, and is filled
+    by one cut (`LogBuilder.refill`), or tables were switched that are ahead of the others.
+    """
+    reported = run.reported
+    return (
+        reported is not None
+        and state.reached > state.applied.seq
+        and reported.generation == state.applied.generation
+        and (reported.state == "rebuilding" or not reported.lsn)
+    )
 
 
 def is_of_this_log(config: Config, applied: Applied) -> bool:

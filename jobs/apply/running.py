@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from textwrap import indent
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from cdc.errors import (
     CDCError,
@@ -137,7 +137,7 @@ class FollowerRun:
         self._remedy = remedy
         self.error: CDCError | None = None
         self._reports: Reports | None = None
-        self._known: FollowerRecord | None = None  # the last report before this session
+        self.reported: FollowerRecord | None = None  # the last report before this session
         self.is_shadow = quiet
         self._reported_at = 0.0
         self._lock = threading.Lock()
@@ -237,11 +237,16 @@ class FollowerRun:
         """Record the store's frontier at a session's start."""
         self.applied, self.had_lsn = applied, None
 
+    def opened_at_no_frontier(self, generation: int) -> None:
+        """Record that the store must not be relied on before the first batch is applied."""
+        self.applied = Applied.beginning(self.config.pipeline, generation)
+        self.had_lsn = _had_lsn(self.reported)
+
     def has_applied(
         self, applied: Applied, events: int, tables: set[str], seconds: float, canary: int | None
     ) -> None:
         """Record a batch that the store has applied, and report it."""
-        self.applied = applied
+        self.applied, self.had_lsn = applied, None
         self._has_applied = True
         self._backoff_seconds = BACKOFF_SECONDS[0]
         self.progress.batch(events, tables, seconds, canary)
@@ -277,14 +282,14 @@ class FollowerRun:
 
     def read_report(self) -> FollowerRecord | None:
         """Return the follower's newest report, from any process."""
-        self._known = read(self.config).get(self.name)
-        return self._known
+        self.reported = read(self.config).get(self.name)
+        return self.reported
 
     def _last_reported(self) -> Applied:
         """Return the last report's frontier: until the store is opened nothing newer is known."""
-        known = self._known
-        if known is None:
-            return Applied.beginning(self.config.pipeline, 0)
+        known = self.reported
+        if known is None or known.state == "rebuilding":
+            return Applied.beginning(self.config.pipeline, known.generation if known else 0)
         return Applied(
             known.pipeline,
             known.generation,
@@ -297,7 +302,7 @@ class FollowerRun:
         )
 
     def _record(self, at: Applied) -> FollowerRecord:
-        error, progress, known = self.error, self.progress, self._known
+        error, progress, known = self.error, self.progress, self.reported
         # Until this job reads a canary, keep the last reported one of the same generation.
         same = known is not None and known.generation == at.generation
         canary = progress.canary_at_us or (known.canary_at_us if known and same else None)
@@ -307,13 +312,13 @@ class FollowerRun:
             follower=self.name,
             store=self.store,
             generation=at.generation,
-            state="starting" if self.state == "standby" else self.state,
+            state=self._reported_state(),
             epoch=at.epoch,
             lsn=LSN(at.lsn),
             seq=at.seq,
             committed_at_us=at.committed_at_us,
             place=at.place,
-            had_lsn=self.had_lsn,
+            had_lsn=self.had_lsn if self.applied else _had_lsn(known),
             tables=len(progress.tables),
             events=progress.events,
             batches=progress.batches,
@@ -331,6 +336,14 @@ class FollowerRun:
             owner=self._owner,
             at_us=now_us(),
         )
+
+    def _reported_state(self) -> FollowerState:
+        """Return the state; one that is starting is still `rebuilding` if that was reported."""
+        if self.state not in {"starting", "standby"}:
+            return cast("FollowerState", self.state)
+        known = self.reported
+        is_rebuilding = self.applied is None and known is not None and known.state == "rebuilding"
+        return "rebuilding" if is_rebuilding else "starting"
 
     def _tick(self) -> None:
         while not self.stopping.wait(_TICK_SECONDS):
@@ -353,6 +366,13 @@ class FollowerRun:
         self.to("rebuilding" if isinstance(error, StoreLostError) else "waiting", error)
         log.warning("%s: %s; continues in %.1f s", self.name, error.what, seconds)
         self.stopping.wait(seconds * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
+
+
+def _had_lsn(known: FollowerRecord | None) -> LSN | None:
+    """Return the LSN that the store had by the last report, if it must not be relied on."""
+    if known is None:
+        return None
+    return known.had_lsn or (known.lsn if known.state == "rebuilding" and known.lsn else None)
 
 
 def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:

@@ -155,13 +155,14 @@ class LogBuilder:
         start = frontier_of_now(self._config, generation) if lost else None
         if wanted:
             self._snapshot(wanted)
+        target = self._target(None).seq
         empty()
         with closing(sink):
             sink.open()
             if start is not None:
-                sink.begin(start.seq, [])
+                # Before it is at that frontier, of which it has no rows: never without the cut.
+                sink.begin(max(start.seq, target), [])
                 sink.commit(start)
-                sink.begin(self._target(None).seq, [])
         return self.forward(sink, generation, None)
 
     def _count(self, past: FillStart | None) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -13,9 +14,9 @@ import pytest
 from cdc.config import Config, Log, Source
 from cdc.errors import Exit, GapError, InvariantError, StoreLostError, UnavailableError
 from cdc.events import LSN
-from cdc.log.follower_reports import FollowerRecord
+from cdc.log.follower_reports import FollowerRecord, FollowerState
 from lockstep.conformance.memory import STORES, MemorySink
-from lockstep.jobs.apply import opening, running
+from lockstep.jobs.apply import opening, positions, running
 from lockstep.jobs.apply.opening import open_store
 from lockstep.jobs.apply.running import FollowerRun
 from lockstep.sinks.contract import Applied, Sink
@@ -126,6 +127,49 @@ def test_a_store_that_is_lost_while_it_is_followed_gets_the_next_generation(
     assert [(each.state, each.generation, each.lsn) for each in topic.records] == [
         ("rebuilding", 4, 0)
     ]
+
+
+@pytest.mark.parametrize(
+    ("last_report", "reached", "lsn", "had"),
+    [
+        ((0, "rebuilding"), 80, 0, None),  # emptied, and filled by the cut up to 80
+        ((0, "starting"), 80, 0, None),  # the same, after a follower that was stopped meanwhile
+        ((40, "rebuilding"), 80, 0, 40),  # a switch of some tables, which are ahead
+        ((40, "rebuilding"), 50, 50, None),  # the cut is complete, and was not reported
+        ((50, "following"), 80, 50, None),  # killed within a cut: everything up to 50 is there
+        ((40, "waiting"), 80, 50, None),
+        (None, 80, 50, None),
+    ],
+)
+def test_a_store_that_lacks_rows_of_its_frontier_reports_none_before_the_first_batch(
+    topic: Topic,
+    sink: MemorySink,
+    monkeypatch: pytest.MonkeyPatch,
+    last_report: tuple[int, FollowerState] | None,
+    reached: int,
+    lsn: int,
+    had: int | None,
+) -> None:
+    """No wait may count it: also not before the store is open, or once this job has stopped."""
+    for name in ("_expect_frontier", "_expect_complete", "absence"):
+        monkeypatch.setattr(positions, name, Mock())
+    move_to(sink, 50, 2)
+    sink.begin(reached, [])
+    if last_report is not None:
+        topic.write(reported(lsn=LSN(last_report[0]), generation=2, state=last_report[1]))
+    run = made(quiet=False)
+    run.report()
+    before = topic.records[-1]
+    was_rebuilding = last_report is not None and last_report[1] == "rebuilding"
+    assert (before.state == "rebuilding") == was_rebuilding
+    positions.open_in_log(run, sink)
+    for state in ("starting", "waiting", "stopped"):
+        run.to(state)
+        run.report()
+        last = topic.records[-1]
+        assert (last.generation, last.lsn, last.had_lsn) == (2, lsn, had)
+    run.has_applied(Applied("shop", 2, 1, LSN(80), 80, 0, 80, {}), 1, set(), 0.1, None)
+    assert (topic.records[-1].lsn, topic.records[-1].had_lsn) == (80, None)
 
 
 def test_a_store_that_can_hold_a_shadow_build_is_repaired_and_never_emptied(
