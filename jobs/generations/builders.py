@@ -490,10 +490,11 @@ def frontier_of_now(config: Config, generation: int) -> Applied:
         names.messages_topic(config.prefix): 1,
         names.dead_topic(config.prefix): 1,
     }
-    frontier_topic = names.frontier_topic(config.prefix)
-    before = reader.end_offsets(config, [(frontier_topic, 0)])[frontier_topic, 0]
     parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
     ends = reader.end_offsets(config, parts)
+    # Only a record that comes after these ends were read covers all events before them.
+    frontier_topic = names.frontier_topic(config.prefix)
+    before = reader.end_offsets(config, [(frontier_topic, 0)])[frontier_topic, 0]
     deadline = time.monotonic() + _FRONTIER_SECONDS
     while True:
         with closing(FrontierFinder(config)) as log:
