@@ -122,6 +122,7 @@ def _as_json(outcome: RebuildOutcome) -> dict[str, Any]:
             {
                 "table": each.table,
                 "rows": each.rows,
+                "differ": each.differ,
                 "differences": [difference._asdict() for difference in each.differences],
             }
             for each in outcome.tables
@@ -133,7 +134,7 @@ def _words(follower: str, outcome: RebuildOutcome, *, is_as_of: bool) -> str:
     at = f"generation {outcome.generation} of {follower} is at {outcome.applied.lsn}"
     if is_as_of:
         return f"{at}, in a shadow build; `cdc rebuild {follower} --drop-old` deletes it"
-    differ = sum(len(each.differences) for each in outcome.tables)
+    differ = sum(each.differ for each in outcome.tables)
     compared = f"; of generation {outcome.former} {differ:,} keys differed"
     return (
         f"{at}, and readers see it{compared if outcome.tables else ''}"

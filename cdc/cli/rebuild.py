@@ -48,9 +48,9 @@ def rebuild(
     From the archive's newest base, and what came after it (`cdc archive compact`); without a base
     from the log's start where the topics still hold it, else from the archive, or from rows that
     the daemon reads again (`cdc snapshot`). Readers see the old generation until the new one holds
-    what the log has; differences from the old one are reported. The old one is kept until
-    --drop-old. If killed, it resumes where it was when started again. A running follower may
-    continue meanwhile.
+    what the log has; differences from the old one are reported (by --json, how many keys of each
+    table differ, and the first 1,000). The old one is kept until --drop-old. If killed, it resumes
+    where it was when started again. A running follower may continue meanwhile.
     """
     from cdc.cli.follow import become, need  # noqa: PLC0415 - not for --help
     from cdc.config.followers import chosen_names  # noqa: PLC0415 - as above

@@ -1,8 +1,9 @@
 """The differences between two holdings of a table: by key, seq and a digest of the stored row.
 
 Pure. A holding takes 32 bytes per key, regardless of the rows' size, so that tables of millions of
-rows are compared in the memory of one process. `Newest`, which reduces events to the newest of each
-key, takes the same. Keys are reported by digest: a report holds no values.
+rows are compared in the memory of one process, even if all of them differ. `Newest`, which reduces
+events to the newest of each key, takes the same. Keys are reported by digest: a report holds no
+values.
 """
 
 from __future__ import annotations
@@ -61,15 +62,60 @@ class Holding:
     def __len__(self) -> int:
         return int(self._rows.num_rows)
 
-    def differences(self, other: Holding, *, values: bool = True) -> list[KeyDifference]:
+    def differences(self, other: Holding, *, values: bool = True) -> Differences:
         """Return the keys that differ between both; without `values`, compare key and seq only."""
         columns = list(_COLUMNS if values else _COLUMNS[:2])
-        mine = _left_alone(self._rows, other._rows, columns)
-        theirs = _left_alone(other._rows, self._rows, columns)
-        return [
-            KeyDifference(key.hex(), mine.get(key), theirs.get(key))
-            for key in sorted(mine.keys() | theirs.keys())
-        ]
+        mine = _left_alone(self._rows, other._rows, columns, "left")
+        theirs = _left_alone(other._rows, self._rows, columns, "right")
+        return Differences(mine.join(theirs, keys="key", join_type="full outer"))
+
+
+class Differences:
+    """The keys that differ between two holdings."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        """`rows` have `key`, and the seqs `left` and `right`, null on a side without the key."""
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    @property
+    def missing(self) -> tuple[int, int]:
+        """How many keys the left side lacks, and how many the right side."""
+        return self._rows["left"].null_count, self._rows["right"].null_count
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+        return int(self._rows.nbytes)
+
+    def first(self, count: int) -> tuple[KeyDifference, ...]:
+        """Return the first keys in order, at most so many."""
+        places = pc.select_k_unstable(self._rows, count, [("key", "ascending")])
+        found = self._rows.take(places).to_pylist()
+        return tuple(
+            KeyDifference(each["key"].hex(), each["left"], each["right"]) for each in found
+        )
+
+    def up_to(self, seq: int) -> Differences:
+        """Return those of which neither side has a later seq."""
+        newest = pc.max_element_wise(self._rows["left"], self._rows["right"])
+        return Differences(self._rows.filter(pc.less_equal(newest, seq)))
+
+    def found_again(self, before: Differences) -> Differences:
+        """Return those whose keys differed `before`."""
+        keys = before._rows.select(["key"])
+        return Differences(self._rows.join(keys, keys="key", join_type="left semi"))
+
+    def only_left(self) -> Differences:
+        """Return those that the left side has."""
+        return Differences(self._rows.filter(pc.is_valid(self._rows["left"])))
+
+    def not_altered(self, seq: int) -> Differences:
+        """Return those that are not the left side's rewriting, at this seq, of an older row."""
+        altered = pc.and_(pc.equal(self._rows["left"], seq), pc.less(self._rows["right"], seq))
+        return Differences(self._rows.filter(pc.invert(pc.fill_null(altered, fill_value=False))))
 
 
 class Newest:
@@ -114,10 +160,10 @@ def _coded(keys: bytes, codes: array[int]) -> pa.Table:
     return pa.table({"key": _fixed(keys, _KEY_BYTES, rows), "code": code})
 
 
-def _left_alone(one: pa.Table, other: pa.Table, columns: list[str]) -> dict[bytes, int]:
-    """Return key and seq of the rows of `one` that `other` does not have."""
+def _left_alone(one: pa.Table, other: pa.Table, columns: list[str], seq: str) -> pa.Table:
+    """Return the key, and as `seq` the seq, of the rows of `one` that `other` does not have."""
     left = one.select(columns).join(other.select(columns), keys=columns, join_type="left anti")
-    return dict(zip(left["key"].to_pylist(), left["seq"].to_pylist(), strict=True))
+    return left.select(["key", "seq"]).rename_columns(["key", seq])
 
 
 def _table(keys: bytearray, seqs: list[int], values: bytearray) -> pa.Table:

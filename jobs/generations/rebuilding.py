@@ -23,7 +23,7 @@ from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, MiscountedError, StoreLostError, SwitchedError
 from cdc.operate.readable import listed
 from lockstep.jobs.apply.opening import AS_OF_ABOVE
-from lockstep.jobs.generations.comparing import Holding, KeyDifference
+from lockstep.jobs.generations.comparing import Differences, Holding, KeyDifference
 from lockstep.sinks.contract import Alterable, Applied, Forgetful, ReadByGenerations, discard
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _COMPARISONS: Final = 3
 # How many times the build catches up with the old generation at most; it usually takes one or two.
 _TURNS: Final = 100
 _NAMED: Final = 5
+# How many differing keys of a table the result lists: all of a large table may differ.
+_LISTED: Final = 1_000
 
 
 class DivergedError(CDCError):
@@ -102,7 +104,13 @@ class Compared(NamedTuple):
 
     table: str
     rows: int
-    differences: tuple[KeyDifference, ...]
+    differ: int  # how many keys
+    differences: tuple[KeyDifference, ...]  # the first of them
+
+
+class _Found(NamedTuple):
+    rows: int
+    differences: Differences
 
 
 class RebuildOutcome(NamedTuple):
@@ -226,11 +234,10 @@ class Rebuild:
             found = Holding((key, seq * seqs, None) for key, seq, _ in build.contents(version))
             differences = found.differences(wanted, values=False)
             if isinstance(build, Forgetful) and build.forgets(version):
-                differences = [each for each in differences if each.left is not None]
+                differences = differences.only_left()
             if differences and not isinstance(build, Alterable):
                 # Rows that DDL has changed were written again, with its seq.
-                altered = self._builder.altered_at(version, applied)
-                differences = [each for each in differences if not _was_altered(each, altered)]
+                differences = differences.not_altered(self._builder.altered_at(version, applied))
             if differences:
                 raise DivergedError(
                     f"generation {applied.generation} does not hold what it was built from:"
@@ -256,21 +263,26 @@ class Rebuild:
             # Lost, or replaced in part by an attempt that died during its switch.
             self._progress(f"generation {old.generation} is not compared: {error.what}")
             return ()
-        found: dict[str, Compared] = {}
+        found: dict[str, _Found] = {}
         for _ in range(_COMPARISONS):
             applied = self._forward(build, number, old)
             for version in self._versions(applied, tables):
-                known = found.get(version.name)
                 mine, theirs = (self._holding(each, version, applied) for each in (build, reader))
-                found[version.name] = _compared(version.name, mine, theirs, applied.seq, known)
+                differences = mine.differences(theirs).up_to(applied.seq)
+                if (known := found.get(version.name)) is not None:
+                    differences = differences.found_again(known.differences)
+                found[version.name] = _Found(len(mine), differences)
             before, old = old, self._sink.generations().get(old.generation) or old
             if old == before or not any(each.differences for each in found.values()):
                 break
         reader.close()
-        for each in found.values():
-            text = _described(each.table, each.differences) if each.differences else "as before"
-            self._progress(f"{each.table}: {text}")
-        return tuple(found.values())
+        for table, (_, differences) in found.items():
+            text = _described(table, differences) if differences else "as before"
+            self._progress(f"{table}: {text}")
+        return tuple(
+            Compared(table, rows, len(differences), differences.first(_LISTED))
+            for table, (rows, differences) in found.items()
+        )
 
     def _holding(self, sink: Generations, version: Version, applied: Applied) -> Holding:
         """Return a table; if seqs only show when a row was built, those up to `applied` are 0."""
@@ -342,11 +354,6 @@ def drop_old(sink: Generations) -> list[int]:
     return dropped
 
 
-def _was_altered(each: KeyDifference, altered: int) -> bool:
-    """Whether a built row differs by an alteration that came after its newest event."""
-    return each.left == altered and each.right is not None and each.right < altered
-
-
 def _reached(build: Generations) -> int:
     """Return the highest seq that rows from an earlier attempt may have."""
     try:
@@ -356,25 +363,10 @@ def _reached(build: Generations) -> int:
     return max(state.reached, state.applied.seq) if state else 0
 
 
-def _compared(
-    table: str, mine: Holding, theirs: Holding, seq: int, before: Compared | None
-) -> Compared:
-    """Return the differences up to a seq that were also found `before`."""
-    suspects = before and {each.key for each in before.differences}
-    differences = tuple(
-        each
-        for each in mine.differences(theirs)
-        if max(each.left or 0, each.right or 0) <= seq
-        and (suspects is None or each.key in suspects)
-    )
-    return Compared(table, len(mine), differences)
-
-
-def _described(table: str, differences: Sequence[KeyDifference]) -> str:
+def _described(table: str, differences: Differences) -> str:
     """Return a text with how many keys differ and how, and the first of them."""
-    only_new = sum(each.right is None for each in differences)
-    only_old = sum(each.left is None for each in differences)
-    named = ", ".join(each.key[:12] for each in differences[:_NAMED])
+    only_old, only_new = differences.missing
+    named = ", ".join(each.key[:12] for each in differences.first(_NAMED))
     return (
         f"{len(differences):,} keys of {table} differ ({only_new:,} were missing, {only_old:,} too"
         f" many, {len(differences) - only_new - only_old:,} others); digests {named}"
