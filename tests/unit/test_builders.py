@@ -11,6 +11,7 @@ import pytest
 
 from cdc.config import Config, Log, Source
 from cdc.events import LSN
+from cdc.log import reader
 from cdc.log.frontier_search import Placed
 from cdc.log.partitions import Partition
 from cdc.log.records import FrontierRecord
@@ -64,8 +65,8 @@ class GrowingLog:
 def log(monkeypatch: pytest.MonkeyPatch) -> GrowingLog:
     made = GrowingLog()
     resume = [SimpleNamespace(partitions={USERS[0]: 1})]
-    monkeypatch.setattr(builders.reader, "read_resume", lambda _: resume)
-    monkeypatch.setattr(builders.reader, "end_offsets", made.end_offsets)
+    monkeypatch.setattr(reader, "read_resume", lambda _: resume)
+    monkeypatch.setattr(reader, "end_offsets", made.end_offsets)
     monkeypatch.setattr(builders, "FrontierFinder", lambda _: made)
     monkeypatch.setattr(builders, "time", Mock(monotonic=lambda: 0.0, sleep=made.commit))
     return made
