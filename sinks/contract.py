@@ -183,6 +183,8 @@ class Applied(NamedTuple):
     committed_at_us: int
     place: int
     ends: Mapping[str, Sequence[int]]
+    # Of documents and views: the generation of the mirror that they are made from; 0: unknown.
+    mirror_generation: int = 0
 
     @classmethod
     def beginning(cls, pipeline: str, generation: int) -> Self:

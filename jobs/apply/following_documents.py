@@ -137,7 +137,7 @@ def apply(
     `spark` starts the session in which executors build all documents of large tables.
     """
     applied = cut.after.applied
-    above = cut.before.applied.seq if cut.before else 0
+    above = None if cut.replaces else cut.before.applied.seq if cut.before else 0
     sink.begin(applied.seq, [kind.version for kind in mirror.kinds(applied)], above)
     first = mirror.builds(cut) if spark is not None and sink.parallel else None
     if spark is not None and first is not None and first[1] >= EXECUTORS_FROM_BYTES:

@@ -85,13 +85,16 @@ class DocumentKind:
         old: DocumentTables | None = None,
         *,
         was: DocumentNode | None = None,
+        replaces: bool = False,
     ) -> Iterator[Changes]:
         """Yield the changes of the documents, in batches.
 
-        From the tables `old` to those of `applied`. Every document is
-        built if there is no `old`, or if its tree `was` different there.
+        From the tables `old` to those of `applied`. Every document is built if there is no `old`,
+        or if its tree `was` different there; `replaces`: in place of those in the store.
         """
         if old is None:
+            if replaces:
+                yield Changes((self.version,), [], truncated=applied.seq)
             yield from self._every(new, applied)
             return
         if was not in (None, self.root):

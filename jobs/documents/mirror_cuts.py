@@ -3,6 +3,10 @@
 Only the mirror is read, and the log's table versions: those in force at the later frontier define
 the documents. If the mirror has no row for the store's frontier, or its files were deleted, the
 changes can't be computed: that is a gap, and the follower must be rebuilt.
+
+A mirror that was rebuilt may have other rows at the same frontiers, which no difference from one
+of its generation to a later one shows. So a store records the mirror's generation, and the first
+cut to another one replaces all that is in the store.
 """
 
 from __future__ import annotations
@@ -89,7 +93,8 @@ class MirrorCuts:
         them at either end.
         """
         newest = self._frontiers.newest()
-        applied = state.applied if state and state.applied.seq else None
+        replaces = state is not None and state.replaces
+        applied = state.applied if state and state.applied.seq and not replaces else None
         reached = state.reached if state else 0
         if not self._frontiers.exists:
             if applied is not None:
@@ -102,7 +107,19 @@ class MirrorCuts:
         if after is None or (applied and not _is_later(after.applied, applied)):
             self._nothing = asked
             return None
-        return MirrorCut(applied and self._at(applied), after)
+        applied_after = after.applied._replace(mirror_generation=after.generation)
+        after = after._replace(applied=applied_after)
+        if applied is None:
+            return MirrorCut(None, after, replaces=replaces)
+        return self._from(applied, after)
+
+    def _from(self, applied: Applied, after: delta_frontiers.FrontierRow) -> MirrorCut:
+        """Return the cut from a store's frontier: one that replaces if the mirror was rebuilt."""
+        if applied.mirror_generation in (0, after.generation):
+            return MirrorCut(self._at(applied), after)
+        if after.applied.seq > applied.seq:
+            return MirrorCut(None, after, replaces=True)
+        return _only_lsn(applied, after)
 
     def _end(
         self,
@@ -122,12 +139,12 @@ class MirrorCuts:
         if table is None:
             raise self._missing(applied)
         if reached > seq:
-            after = delta_frontiers.newest(
-                delta_frontiers.rows(table, f"seq = {reached} AND is_whole")
-            )
-            if after is None:
+            at_it = delta_frontiers.rows(table, f"seq = {reached} AND is_whole")
+            if not at_it:
                 raise self._gap(f"seq {reached}", "were being written up to")
-            return after
+            # It may have been started before the mirror was rebuilt: the next cut follows that.
+            first = min(row.generation for row in at_it)
+            return delta_frontiers.newest(row for row in at_it if row.generation == first)
         after = delta_frontiers.as_of(table, through, None)
         if after is not None and applied is not None and most_events is not None:
             after = _within(table, applied, after, most_events)
@@ -145,6 +162,7 @@ class MirrorCuts:
                     after.applied,
                     before and self._tables(before, kind),
                     was=tree(name, self._documents[name], known),
+                    replaces=cut.replaces,
                 )
             except (DeltaError, pa.ArrowException) as error:  # files are read by Arrow
                 if before is None or not _is_lost(error):
@@ -156,7 +174,7 @@ class MirrorCuts:
 
         Also None if the mirror's storage has options of delta-rs: Spark has none of them.
         """
-        if cut.before is not None or self._storage:
+        if cut.before is not None or cut.replaces or self._storage:
             return None
         after, versions = cut.after, self._versions_of(cut.after.applied)
         found, size = [], 0
@@ -281,6 +299,15 @@ def _within(
     found = delta_frontiers.newest(delta_frontiers.rows(table, f"{between} AND seq = {chosen}"))
     assert found is not None, "it was there"
     return found
+
+
+def _only_lsn(applied: Applied, after: delta_frontiers.FrontierRow) -> MirrorCut:
+    """Return the cut in which only the LSN moves: a store takes no rows of the seq that it has.
+
+    The store still has the rows of the mirror's earlier generation.
+    """
+    moved = after.applied._replace(mirror_generation=applied.mirror_generation)
+    return MirrorCut(after._replace(applied=applied), after._replace(applied=moved))
 
 
 def _is_later(applied: Applied, than: Applied) -> bool:

@@ -29,7 +29,7 @@ from lockstep.jobs.views.definitions import DEFINITIONS, Definition
 from lockstep.jobs.views.plans import ViewPlan, plan
 from lockstep.jobs.views.states import TableStates
 from lockstep.jobs.views.value_errors import no_answer
-from lockstep.sinks.contract import Applied, Changes, StoreState
+from lockstep.sinks.contract import Changes
 from lockstep.sinks.delta import layout
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from lockstep.jobs.views.computing import Build
     from lockstep.jobs.views.costs import Decision
-    from lockstep.sinks.contract import Version
+    from lockstep.sinks.contract import Applied, StoreState, Version
 
 
 class _Skipped(NamedTuple):
@@ -105,14 +105,13 @@ class ViewCuts(MirrorCuts):
         replaces = is_skipped or (state is not None and state.replaces)
         if is_skipped:
             state = None
-        elif replaces and state is not None:
-            state = StoreState(Applied.beginning("", state.applied.generation), reached)
         found = super().cut(state, through, most_events)
         if last is not None and (found is None or found.after.applied.seq <= last.seq):
             if last.error is not None:
                 raise last.error
             return None
         repeats = applied < reached and not is_skipped
+        replaces |= found is not None and found.replaces
         return found and found._replace(replaces=replaces, repeats=repeats)
 
     def refuse_others(self, cut: MirrorCut, stored: Mapping[str, Definition]) -> None:

@@ -18,7 +18,7 @@ from lockstep.sinks.delta import frontier_rows, lake
 from lockstep.sinks.delta.actions import Files, log_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from deltalake import DeltaTable
 
@@ -43,7 +43,7 @@ class FrontierTail:
         self._files: Files | None = None
         # What was read: up to which version, and the newest rows by order.
         self._read: TaggedVersion | None = None
-        self._rows: dict[tuple[int, int], FrontierRow] = {}
+        self._rows: dict[Place, FrontierRow] = {}
         # The versions of the newest full rows, on which partial ones depend.
         self._full: dict[Place, Mapping[str, int]] = {}
 
@@ -63,14 +63,21 @@ class FrontierTail:
         return frontier_rows.newest(self._rows.values())
 
     def at(self, applied: Applied) -> FrontierRow | None:
-        """Return the newest row for a store's frontier; None if the mirror has none."""
-        found = self._rows.get((applied.seq, applied.lsn))
+        """Return the newest row for a store's frontier; None if the mirror has none.
+
+        It is of the mirror's generation that the store was made from, where that is known: the rows
+        at one frontier may differ between generations.
+        """
+        place, generation = (applied.seq, applied.lsn), applied.mirror_generation
+        known = [row for at, row in self._rows.items() if at[1:] == place]
+        found = _of_generation(known, generation)
         if found is not None:
             return found
         table = self.table()
         if table is None:
             return None
-        return frontier_rows.newest(frontier_rows.rows(table, frontier_rows.at_frontier(applied)))
+        stored = frontier_rows.rows(table, frontier_rows.at_frontier(applied))
+        return _of_generation(stored, generation)
 
     def _load(self) -> None:
         self._read, self._rows, self._full = None, {}, {}
@@ -132,8 +139,11 @@ class FrontierTail:
             del self._full[old]
 
     def _add(self, row: FrontierRow) -> None:
-        self._rows[row.applied.seq, row.applied.lsn] = row
-        for old in sorted(self._rows, key=lambda at: frontier_rows.order(self._rows[at]))[
-            :-_MOST_ROWS
-        ]:
+        self._rows[frontier_rows.order(row)] = row
+        for old in sorted(self._rows)[:-_MOST_ROWS]:
             del self._rows[old]
+
+
+def _of_generation(rows: Iterable[FrontierRow], generation: int) -> FrontierRow | None:
+    """Return the newest row of a generation; 0: of any."""
+    return frontier_rows.newest(row for row in rows if generation in (0, row.generation))

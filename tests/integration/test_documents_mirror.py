@@ -103,12 +103,11 @@ class Shop:
                     self.world[name].pop(key, None)
                 else:
                     self.world[name][key] = self.seq, row
-                named = dict(zip(KEYS[name], key, strict=True))
                 made.append(
                     Change(
-                        msgspec.json.encode(named, enc_hook=str),
+                        _key(name, key),
                         self.seq,
-                        None if row is None else msgspec.json.encode(row, enc_hook=str),
+                        None if row is None else _encoded(row),
                         version.schema_id,
                         self.seq,
                         self.seq,
@@ -119,7 +118,28 @@ class Shop:
         self.mirror.begin(self.seq, [each.version for each in reported])
         for each in reported:
             self.mirror.write(each)
-        self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 1, {}))
+        self.mirror.commit(self.applied())
+
+    def applied(self, *, generation: int = 1, later: int = 0) -> Applied:
+        """Return the frontier at the newest seq, or one of a later LSN."""
+        return Applied("x", generation, 1, LSN(self.seq + later), self.seq, self.seq, 1, {})
+
+    def rebuild(self) -> None:
+        """Build the mirror again, of the rows that it should have, up to the frontier it is at."""
+        versions = self.versions
+        with closing(self.mirror.at(2)) as built:
+            built.open()
+            built.begin(self.seq, list(versions.values()))
+            for name, rows in self.world.items():
+                version = versions[name]
+                changes = [
+                    Change(_key(name, key), seq, _encoded(row), version.schema_id, seq, seq)
+                    for key, (seq, row) in rows.items()
+                ]
+                built.write(Changes((version,), changes))
+            built.commit(self.applied(generation=2))
+        self.mirror.switch(2)
+        self.mirror.open()
 
     def follow(self, most_events: int | None = None) -> bool:
         """Advance the documents to the mirror's frontier."""
@@ -138,7 +158,7 @@ class Shop:
             assert cut is not None
             applied = cut.after.applied
             versions = [each.version for each in self.follower.kinds(applied)]
-            above = cut.before.applied.seq if cut.before else 0
+            above = None if cut.replaces else cut.before.applied.seq if cut.before else 0
             self.sink.begin(applied.seq, versions, above)
             for changes in self.follower.changes(cut):
                 some = [each for each in changes.changes if chosen.random() < 0.7]
@@ -164,6 +184,14 @@ class Shop:
                 stored = self.sink.contents(kind.version)
                 found = {key.decode(): json.loads(row) for key, _, row in stored}
                 assert found == json.loads(json.dumps(expected(kind.root.name, self.world)))
+
+
+def _key(name: str, key: tuple[Any, ...]) -> bytes:
+    return _encoded(dict(zip(KEYS[name], key, strict=True)))
+
+
+def _encoded(row: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(row, enc_hook=str)
 
 
 @pytest.fixture
@@ -373,6 +401,82 @@ def test_a_column_is_added_to_every_document_and_removed_again(shop: Shop) -> No
     with pytest.raises(GapError, match="cdc rebuild cache"):
         other.follow()
     other.mirror.close()
+
+
+def _damage(shop: Shop) -> None:
+    """Give the mirror and the documents other rows than they should have."""
+    people = {(n,): {"id": n, "name": "wrong" if n == 1 else "x"} for n in (1, 2, 3, 4)}
+    shop.cut({"shop.people": people})
+    seq, _ = shop.world["shop.people"][1,]
+    shop.cut({"shop.people": {(2,): None}})
+    shop.follow()
+    shop.world["shop.people"] |= {(1,): (seq, {"id": 1, "name": "right"})}
+    shop.world["shop.people"] |= {(2,): (seq + 1, {"id": 2, "name": "x"})}
+    del shop.world["shop.people"][4,]
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["keeps-old", "drops-old"])
+@pytest.mark.parametrize("shop", [{}, "redis_store", "opensearch_store"], indirect=True)
+def test_documents_follow_a_mirror_that_was_rebuilt(shop: Shop, *, drops: bool) -> None:
+    """Its rows differ at the frontier of the documents, which a store can't write again."""
+    _damage(shop)
+    shop.rebuild()
+    if drops:
+        shop.mirror.drop(1)
+    assert not shop.follow()
+    shop.mirror.begin(shop.seq, [])
+    shop.mirror.commit(shop.applied(later=1))
+    assert shop.follow()
+    with closing(shop.store()) as sink:
+        state = sink.open()
+        assert state is not None
+        assert (state.applied.lsn, state.applied.mirror_generation) == (shop.seq + 1, 1)
+    shop.cut({"shop.people": {(5,): {"id": 5, "name": "y"}}})
+    assert shop.follow()
+    shop.check()
+    shop.cut({"shop.people": {(5,): {"id": 5, "name": "z"}, (3,): None}})
+    assert shop.follow()
+    shop.check()
+
+
+@pytest.mark.parametrize("shop", [{}, "redis_store", "opensearch_store"], indirect=True)
+@pytest.mark.parametrize("switched", ["before", "meanwhile"])
+def test_an_interrupted_cut_is_continued_around_a_rebuild_of_the_mirror(
+    shop: Shop, switched: str
+) -> None:
+    """One that was started before it ends where it had, and the next one follows the rebuild."""
+    _damage(shop)
+    chosen, some = Random(3), {"shop.people": {(5,): {"id": 5, "name": "y"}}}
+    if switched == "before":
+        shop.rebuild()
+        shop.cut(some)
+        shop.tear(chosen)
+    else:
+        shop.cut(some)
+        shop.tear(chosen)
+        shop.rebuild()
+    shop.cut({"shop.people": {(3,): None}})
+    while shop.follow():
+        pass
+    shop.check()
+
+
+def test_documents_of_a_mirror_of_unknown_generation_are_continued(shop: Shop) -> None:
+    """An older release has not recorded it."""
+    shop.cut({"shop.people": {(1,): {"id": 1, "name": "x"}}})
+    shop.follow()
+    store = STORES[shop.name]
+    assert store.applied is not None
+    store.applied = store.applied._replace(mirror_generation=0)
+    shop.rebuild()
+    shop.cut({"shop.people": {(2,): {"id": 2, "name": "x"}}})
+    with closing(shop.store()) as sink:
+        cut = shop.follower.cut(sink.open())
+    assert cut is not None
+    assert cut.before is not None
+    assert shop.follow()
+    shop.check()
+    assert store.applied.mirror_generation == 2
 
 
 def test_a_look_that_finds_nothing_new_opens_no_table(shop: Shop) -> None:

@@ -288,6 +288,33 @@ class Rebuilding(ViewsFollowing):
         return self._until is not None
 
 
+def test_views_follow_mirrors_that_were_rebuilt(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Rows may differ at the frontier of the views: other values, more rows, and fewer."""
+    view = View(sql="SELECT id, name FROM customers", key=("id",))
+    shop, name = Shop(database, tmp_path / "lake", {"v": view}), str(tmp_path)
+    database.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'b')")
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name), restarted=False)
+    database.execute("UPDATE customers SET name = 'c' WHERE id = 1")
+    database.execute("DELETE FROM customers WHERE id = 2")
+    database.execute("INSERT INTO customers VALUES (3, 'd')")
+    shop.rebuild()
+    assert shop.follow(spark, lambda: MemorySink(name), restarted=False) == {}
+    shop.idle()
+    assert shop.follow(spark, lambda: MemorySink(name), restarted=False) == {}
+    shop.cut()
+    done = shop.follow(spark, lambda: MemorySink(name), restarted=False)
+    assert [how for how, _ in done.values()] == ["build"]
+    assert shop.differences("v", _rows(name, "v")) == ""
+    database.execute("UPDATE customers SET name = 'e' WHERE id = 3")
+    shop.cut()
+    done = shop.follow(spark, lambda: MemorySink(name), restarted=False)
+    assert [how for how, _ in done.values()] != ["build"]
+    assert shop.differences("v", _rows(name, "v")) == ""
+
+
 def test_a_rebuild_waits_for_cuts_in_which_rows_can_be_written(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -194,6 +194,11 @@ def _check_tail(model: Model, tail: FrontierTail) -> None:
     assert found is not None
     at_it = [each for each in model.rows if each[1:] == other[1:]]
     assert found.versions == model.rows[max(at_it)]
+    made_from = model.at(seq, lsn)._replace(mirror_generation=other[0])
+    found = tail.at(made_from)
+    assert found is not None
+    assert found.versions == model.rows[other]
+    assert tail.at(made_from._replace(mirror_generation=model.generation + 1)) is None
     assert tail.at(model.at(seq, 1 << 40)) is None
 
 
@@ -213,6 +218,26 @@ def test_a_reader_loads_no_table_for_rows_that_were_appended(
         assert newest is not None
         assert newest.versions == versions
         assert tail.at(applied(seq - 1)) is not None
+
+
+def test_a_reader_finds_the_row_of_the_generation_that_its_store_was_made_from(
+    tmp_path: Path,
+) -> None:
+    """A mirror was rebuilt up to the same frontier: it may have other rows there."""
+    frontiers = Model(tmp_path, Random(1)).copies[0]
+    assert frontiers.commit(applied(1), {"public.t": 1})
+    followed = FrontierTail(str(tmp_path), {})
+    followed.newest()
+    frontiers.switch(FrontierRow(2, applied(1, generation=2), {"public.t": 2}), 1)
+    followed.newest()
+    for tail in (followed, FrontierTail(str(tmp_path), {})):
+        found = {
+            generation: tail.at(applied(1)._replace(mirror_generation=generation))
+            for generation in (0, 1, 2, 3)
+        }
+        assert {at: row and row.versions["public.t"] for at, row in found.items()} == {
+            0: 2, 1: 1, 2: 2, 3: None,
+        }  # fmt: skip
 
 
 def test_a_reader_notices_a_table_that_was_deleted_or_replaced(tmp_path: Path) -> None:
