@@ -52,6 +52,9 @@ class MirrorCut(NamedTuple):
 class MirrorCuts:
     """Reads the mirror for a follower with documents; keeps no position."""
 
+    # Whether a cut replaces all that is in a store whose frontier the mirror no longer has.
+    _replaces_lost = False
+
     def __init__(
         self,
         config: Config,
@@ -109,14 +112,19 @@ class MirrorCuts:
             return None
         applied_after = after.applied._replace(mirror_generation=after.generation)
         after = after._replace(applied=applied_after)
-        if applied is None:
-            return MirrorCut(None, after, replaces=replaces)
+        is_lost = after.applied.seq != reached > (applied.seq if applied else 0)
+        if applied is None or is_lost:
+            return MirrorCut(None, after, replaces=replaces or is_lost)
         return self._from(applied, after)
 
     def _from(self, applied: Applied, after: delta_frontiers.FrontierRow) -> MirrorCut:
         """Return the cut from a store's frontier: one that replaces if the mirror was rebuilt."""
         if applied.mirror_generation in (0, after.generation):
-            return MirrorCut(self._at(applied), after)
+            before = self._frontiers.at(applied)
+            if before is not None:
+                return MirrorCut(before, after)
+            if not self._replaces_lost:
+                raise self._lost(applied)
         if after.applied.seq > applied.seq:
             return MirrorCut(None, after, replaces=True)
         return _only_lsn(applied, after)
@@ -140,11 +148,15 @@ class MirrorCuts:
             raise self._missing(applied)
         if reached > seq:
             at_it = delta_frontiers.rows(table, f"seq = {reached} AND is_whole")
-            if not at_it:
+            if at_it:
+                # It may have been started before the mirror was rebuilt: the next cut follows that.
+                first = min(row.generation for row in at_it)
+                return delta_frontiers.newest(row for row in at_it if row.generation == first)
+            if not self._replaces_lost:
                 raise self._gap(f"seq {reached}", "were being written up to")
-            # It may have been started before the mirror was rebuilt: the next cut follows that.
-            first = min(row.generation for row in at_it)
-            return delta_frontiers.newest(row for row in at_it if row.generation == first)
+            # What the store has of the cut is replaced only by one that ends later.
+            is_past = newest is not None and newest.applied.seq > reached
+            return newest if is_past else None
         after = delta_frontiers.as_of(table, through, None)
         if after is not None and applied is not None and most_events is not None:
             after = _within(table, applied, after, most_events)
@@ -304,7 +316,7 @@ def _within(
 def _only_lsn(applied: Applied, after: delta_frontiers.FrontierRow) -> MirrorCut:
     """Return the cut in which only the LSN moves: a store takes no rows of the seq that it has.
 
-    The store still has the rows of the mirror's earlier generation.
+    The store still has the rows of the mirror's earlier generation, if there was one.
     """
     moved = after.applied._replace(mirror_generation=applied.mirror_generation)
     return MirrorCut(after._replace(applied=applied), after._replace(applied=moved))

@@ -155,7 +155,7 @@ class Computation:
 
     def _why_built(self, due: str) -> str:
         if self._cut.replaces:
-            return "the mirror was rebuilt, or a cut without an answer was interrupted"
+            return "what the store has could not be continued"
         if not self._same_columns:
             return "columns of its tables have changed"
         return "its first cut" if self._cut.before is None else due

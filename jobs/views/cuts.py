@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.errors import CDCError, NoAnswerError, OvertakenError
+from cdc.errors import CDCError, GapError, NoAnswerError, OvertakenError
 from cdc.log.follower_reports import ViewWork
 from lockstep.jobs.copying.driving import is_ours, translated
 from lockstep.jobs.documents.mirror import MirrorVersion
@@ -54,6 +54,8 @@ class _Skipped(NamedTuple):
 
 class ViewCuts(MirrorCuts):
     """Computes the changes of a follower's views; keeps rows that it has computed, no position."""
+
+    _replaces_lost = True  # no `cdc rebuild` takes views
 
     def __init__(
         self,
@@ -95,7 +97,8 @@ class ViewCuts(MirrorCuts):
         An interrupted cut without an answer, or one that `refuse_others` refused, is not repeated:
         what the store has of it is replaced, as are all views, at a later frontier. A cut that
         replaces is repeated as one that does, because the store may still have rows of the cut
-        before it.
+        before it. If the mirror no longer has the frontier that the store is at, or that it was
+        being written up to, all views are replaced, too.
         """
         applied, reached = (state.applied.seq, state.reached) if state else (0, 0)
         last = self._skipped
@@ -110,9 +113,10 @@ class ViewCuts(MirrorCuts):
             if last.error is not None:
                 raise last.error
             return None
-        repeats = applied < reached and not is_skipped
-        replaces |= found is not None and found.replaces
-        return found and found._replace(replaces=replaces, repeats=repeats)
+        if found is None:
+            return None
+        repeats = applied < reached == found.after.applied.seq
+        return found._replace(replaces=replaces or found.replaces, repeats=repeats)
 
     def refuse_others(self, cut: MirrorCut, stored: Mapping[str, Definition]) -> None:
         """Raise OvertakenError if a repeated cut may have rows of definitions that are not ours.
@@ -267,6 +271,13 @@ class ViewCuts(MirrorCuts):
                     for name in sorted({each for view in plans for each in view.tables})
                 },
             )
+
+    def _gap(self, frontier: str, how: str) -> GapError:
+        return GapError(
+            f"the mirror {self._mirror} no longer has the frontier {frontier}, which the"
+            f" views of {self._name} {how}",
+            hint="the follower computes all of its views again in its next cut: try again after it",
+        )
 
     def place(self, versions: Mapping[str, int], table: Version) -> MirrorVersion | None:
         """Return where a table's mirror is, in one of these versions; None if it has none."""

@@ -315,6 +315,28 @@ def test_views_follow_mirrors_that_were_rebuilt(
     assert shop.differences("v", _rows(name, "v")) == ""
 
 
+def test_views_are_computed_again_where_the_mirror_lost_their_frontier(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """No command takes them out of it: `cdc view rebuild` only follows as the job does."""
+    view = View(sql="SELECT id, name FROM customers", key=("id",))
+    shop, name = Shop(database, tmp_path / "lake", {"v": view}), str(tmp_path)
+    database.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'b')")
+    shop.cut()
+    shop.follow(spark, lambda: MemorySink(name))
+    database.execute("DELETE FROM customers WHERE id = 1")
+    shop.cut()
+    DeltaTable(tmp_path / "lake" / "_frontiers").delete(f"seq < {shop.seq}")
+    following = Rebuilding(shop, spark, MemorySink(name), "request")
+    assert not following.next()
+    assert shop.differences("v", _rows(name, "v")) == ""
+    for ends in (False, True):
+        database.execute("UPDATE customers SET name = name || 'c'")
+        shop.cut()
+        assert following.next() == ends
+        assert shop.differences("v", _rows(name, "v")) == ""
+
+
 def test_a_rebuild_waits_for_cuts_in_which_rows_can_be_written(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
