@@ -39,6 +39,14 @@ from tests.fixtures.servers import KafkaServer
 from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected
 
 MONEY = Decimal("0.01")
+# In memory, and with servers.
+STORES_IN_TURN = [
+    pytest.param({}, id="memory"),
+    *(
+        pytest.param(f"{name}_store", id=name, marks=pytest.mark.slow)
+        for name in ("redis", "opensearch")
+    ),
+]
 
 
 class Shop:
@@ -416,7 +424,7 @@ def _damage(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["keeps-old", "drops-old"])
-@pytest.mark.parametrize("shop", [{}, "redis_store", "opensearch_store"], indirect=True)
+@pytest.mark.parametrize("shop", STORES_IN_TURN, indirect=True)
 def test_documents_follow_a_mirror_that_was_rebuilt(shop: Shop, *, drops: bool) -> None:
     """Its rows differ at the frontier of the documents, which a store can't write again."""
     _damage(shop)
@@ -439,7 +447,7 @@ def test_documents_follow_a_mirror_that_was_rebuilt(shop: Shop, *, drops: bool) 
     shop.check()
 
 
-@pytest.mark.parametrize("shop", [{}, "redis_store", "opensearch_store"], indirect=True)
+@pytest.mark.parametrize("shop", STORES_IN_TURN, indirect=True)
 @pytest.mark.parametrize("switched", ["before", "meanwhile"])
 def test_an_interrupted_cut_is_continued_around_a_rebuild_of_the_mirror(
     shop: Shop, switched: str
