@@ -12,7 +12,7 @@ import re
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.errors import ConfigError
+from cdc.errors import CDCError, ConfigError
 from lockstep.jobs.archiving.table import CHECKPOINT, HINT, check_commits, stated_checkpoint
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lockstep.sinks.delta.actions import Files
 
 _LOG: Final = "_delta_log"
+# What reading a table raises whose log was altered.
+UNREADABLE: Final = (CDCError, ValueError, KeyError, TypeError, OSError)
 _PATH: Final = re.compile(rb'"path":"([^"]+)"')
 
 

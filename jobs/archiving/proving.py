@@ -192,7 +192,7 @@ class _Proving:
             with suppress(CDCError, msgspec.MsgspecError):
                 self._position = self._archive.position()
             places = [Place.of(add) for add in added.values()]
-        except (CDCError, ValueError, KeyError, TypeError, OSError):
+        except delta_log.UNREADABLE:
             self._findings.append(f"{self._archive.path}: Delta's log can't be read")
             return None
         data = {each for each in files if "/" not in each and each.endswith(FILE_SUFFIX)}
@@ -225,7 +225,7 @@ class _Proving:
         try:
             is_later = newest.find() and newest.table.version() > self._archive.table.version()
             return is_later and place.path not in newest.added()
-        except (CDCError, ValueError, KeyError, TypeError, OSError):
+        except delta_log.UNREADABLE:
             return False
 
     # -- cuts --------------------------------------------------------------------------------------

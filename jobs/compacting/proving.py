@@ -15,7 +15,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc.errors import CDCError
 from cdc.log import names
 from lockstep.jobs.archiving import delta_log
 from lockstep.jobs.archiving.running import opened
@@ -79,7 +78,7 @@ def _is_replaced(config: Config, bases: Bases) -> bool:
     newest = bases_of(config)
     try:
         return newest.find() and newest.table.version() > bases.table.version()
-    except (CDCError, ValueError, KeyError, TypeError, OSError):
+    except delta_log.UNREADABLE:
         return False  # it can't be read, and that is a finding
 
 
@@ -103,7 +102,7 @@ def _proof(
     try:
         bases.find()
         kept = bases.kept(config.archive.bases_kept)
-    except (CDCError, ValueError, KeyError, TypeError, OSError):
+    except delta_log.UNREADABLE:
         findings.append(f"{bases.path}: Delta's log can't be read")
         return BasesProof(0, 0, 0, "0/0", tuple(findings))
     kept = [each for each in kept if upto is None or each.applied.lsn <= upto]
@@ -137,7 +136,7 @@ def _contents(
     """Yield what differs in a base's files; `sound` has what those before were found to hold."""
     try:
         added = log.added(bases.version(record.number))
-    except (CDCError, ValueError, KeyError, TypeError, OSError):
+    except delta_log.UNREADABLE:
         yield f"{_name(record)}: its version of Delta's log can't be read"
         return
     counts: list[TableCount] = []

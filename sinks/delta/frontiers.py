@@ -211,16 +211,11 @@ class FrontierTable:
         return full if 2 * len(changed(row, full)) <= len(row.versions) else None
 
     def drop_later(self, generation: int) -> None:
-        """Record that an older generation is to be deleted once no reader uses it."""
-        noted = lake.transaction_version(generation, int(time.time()))
-        for _ in range(_TRIES):
-            try:
-                self._append([], {_UNWANTED: noted})
-            except lake.ConflictError:
-                self._reload()
-                continue
-            return
-        raise lake.busy(self._path)
+        """Record that an older generation is to be deleted once no reader uses it.
+
+        Raises ConflictError if another process has committed since the table was loaded.
+        """
+        self._append([], {_UNWANTED: lake.transaction_version(generation, int(time.time()))})
 
     def switch(self, row: FrontierRow, reached: int) -> None:
         """Make the row's generation current, at its frontier."""

@@ -167,7 +167,7 @@ def _switch(
 
 
 def _repeated(settings: DeltaSettings, step: Callable[[], T]) -> T:
-    """Return what a step of the switch returns; repeat it if another process committed first."""
+    """Return what a step returns; repeat it if another process committed first."""
     for _ in range(_TRIES):
         try:
             return step()
@@ -235,8 +235,12 @@ def drop_unread(settings: DeltaSettings, generation: int) -> None:
         drop(settings, generation)
         return
     current = _frontiers(settings, settings.path)
-    current.open(1)
-    current.drop_later(generation)
+
+    def note() -> None:
+        current.open(1)
+        current.drop_later(generation)
+
+    _repeated(settings, note)
 
 
 def drop(settings: DeltaSettings, generation: int) -> None:
